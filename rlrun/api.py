@@ -110,6 +110,7 @@ def evaluate(
     greedy: bool = True,
     seed: int = 0,
     opponent: str | None = None,
+    env: str | None = None,
     quiet: bool = True,
     trust: bool = False,
 ) -> Row:
@@ -129,7 +130,14 @@ def evaluate(
 
     options = typed(
         command.EvaluateOptions,
-        {"episodes": episodes, "checkpoint": checkpoint, "greedy": greedy, "seed": seed, "opponent": opponent},
+        {
+            "episodes": episodes,
+            "checkpoint": checkpoint,
+            "greedy": greedy,
+            "seed": seed,
+            "opponent": opponent,
+            "env": env,
+        },
     )
     with _one_thread():
         if isinstance(run, list | tuple):

@@ -11,6 +11,7 @@ import yaml
 from conftest import compose
 
 from rlrun.commands import COMMANDS
+from rlrun.config.hydra_errors import known_keys
 from rlrun.config.paths import options
 from rlrun.config.run import type_config
 from rlrun.machine.machine import Machine
@@ -135,6 +136,22 @@ def test_links_lead_to_files_and_headings(page):
         if heading:
             headings = re.findall(r"^#+ (.+)$", place.read_text(), re.M)
             assert heading in [re.sub(r"[^\w\- ]", "", one.lower()).replace(" ", "-") for one in headings], target
+
+
+def test_the_code_of_your_own_parts_is_that_of_the_example():
+    """tests/example is trained by other tests, so that what the page shows runs."""
+    sources = [path.read_text() for path in (ROOT / "tests" / "example" / "my_rl").glob("*.py")]
+    blocks = re.findall(r"```python\n(.*?)\n```", (ROOT / "docs" / "your_own.md").read_text(), re.S)
+    assert len(blocks) == 4
+    for block in blocks:
+        for part in block.split("\n\n\n"):
+            assert any(part in source for source in sources), part
+
+
+def test_the_options_for_those_of_stable_baselines3_exist():
+    known = {key for algo in ("ppo", "dqn", "sac") for key in known_keys(algo)}
+    named = re.findall(r"`'?((?:algo|model(?!\.save)|replay|eval|checkpoint)\.[\w.]+)", (ROOT / "docs" / "from_sb3.md").read_text())
+    assert len(named) > 30 and [name for name in named if name not in known] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -42,7 +42,13 @@ HEALTH = {
 FAIR = {"RAY_worker_niceness": "0"}
 # Ray would end the run's own process a minute after the head is lost. rlrun saves the run and ends it before.
 PATIENT = {"RAY_gcs_rpc_server_reconnect_timeout_s": "600"}
-QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # Ray keeps what it knows of the last 100,000 calls for its dashboard, which is off.
+    "RAY_task_events_report_interval_ms": "0",
+}
 STOP_SEC = 5.0  # that a host may take to stop its samplers
 PROBE_SEC = 60.0
 REACH_SEC = 10.0  # that a machine may take to answer at all

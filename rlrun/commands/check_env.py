@@ -391,8 +391,10 @@ def measured(facts: dict[str, float]) -> list[str]:
         reset = f", and {facts['reset_sec'] * 1000:.3g} ms a reset" if "reset_sec" in facts else ""
         lines.append(f"speed     {facts['steps_per_sec']:,.0f} steps/s in one process ("
                      f"{facts['step_sec'] * 1000:.3g} ms a step{reset})")  # fmt: skip
+        cores = int(facts["cores"])
+        where = f"on this machine's {cores} cores, each with environments of its own" if cores > 1 else "here"
         lines.append(
-            f"          A run of 1M steps takes at least {span(facts['million_steps_sec'])} here, without learning"
+            f"          A run of 1M steps takes at least {span(facts['million_steps_sec'])} {where}, without learning"
         )
     if facts.get("growth_bytes_per_step", 0) > 10:
         lines.append(f"memory    {facts['growth_bytes_per_step'] / 1024:.2g} KiB more for each step")

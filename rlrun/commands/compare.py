@@ -10,6 +10,8 @@ from typing import Any
 from rlrun.cli import take_flags
 from rlrun.core.errors import UserError
 
+NO_OPTIONS = ("run_dir", "runs_root", "expected", "measured")  # how keys begin that decide nothing of a run
+
 
 def main(words: list[str]) -> int:
     if not words or any(word in ("-h", "--help") for word in words):
@@ -42,8 +44,8 @@ def short(value: Any) -> str:
 
 
 def options(one, other) -> list[list[str]]:
-    """All options that differ, the seed included. run_dir and runs_root are left out."""
-    keys = [key for key in dict.fromkeys([*one.options, *other.options]) if key not in ("run_dir", "runs_root")]
+    """All options that differ, the seed included. Where a run is and what a tuned file tells of others are left out."""
+    keys = [key for key in dict.fromkeys([*one.options, *other.options]) if not key.startswith(NO_OPTIONS)]
     missing = object()
     return [
         [key, *(short(run.options.get(key, "(no such option)")) for run in (one, other))]

@@ -30,24 +30,23 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from rlrun.cli import compose, run_dir_argument, take_trust
-from rlrun.config.run import type_config
-from rlrun.config.types import parse_assignments, plain, typed
+from rlrun.cli import run_dir_argument, take_trust
+from rlrun.config.types import parse_assignments, typed
 from rlrun.core.errors import UserError, closest
 from rlrun.core.estimates import METHODS
 from rlrun.core.ranges import Count, NotNegative, PositiveShareBelowOne, Share
 from rlrun.core.seeding import Seeds
-from rlrun.envs.names import names
-from rlrun.envs.recorded import RecordedConfig
-from rlrun.envs.registry import Factory, make_spec
+from rlrun.envs.registry import Factory
 from rlrun.families.fitted_q import FittedQConfig
+from rlrun.loggers.console import duration
 from rlrun.runtime.estimate import FIT, NEED_MODEL, EstimateReport, IntervalKind, Question, discount_of, estimate
+from rlrun.runtime.played_env import environment_of
 from rlrun.runtime.played_value import played_value
 from rlrun.runtime.recorded_episodes import RecordedEpisodes
-from rlrun.runtime.trained import Trained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +94,8 @@ DEFAULTS = {
     "num_actions": 8,
     "seed": 0,
 }
-TOLD_EVERY = 2000  # updates
+TOLD_EVERY = 15.0  # seconds between two lines about the fits of the model
+FIRST_TOLD = 200  # updates after which the first one is printed
 COVERS = {True: "yes", False: "no", None: "-"}
 
 
@@ -130,25 +130,23 @@ def main(words: list[str]) -> int:
         seed=options.seed,
     )
 
-    def told(fold: int, update: int) -> None:
-        if not as_json and (update % TOLD_EVERY == 0 or update == options.model.updates):
-            print(f"fitted Q, part {fold + 1} of {options.folds}: {update:,} updates", flush=True)
-
     if not as_json:
         print(f"rlrun estimate: {path} from {options.data.path}", flush=True)
     played = RecordedEpisodes(source, trained.spec, options.data.episodes)
+    told = Fitting(question.methods, min(options.folds, len(played)), options.model.updates, shown=not as_json)
     report = estimate(trained.policy, played, trained.clock, trained.config.run.model, question, options.model, told)
     seeds, unplayed = Seeds(options.seed), "episodes=0 plays none"
-    found = environment(trained, seeds) if options.episodes else unplayed
+    found = environment_of(trained) if options.episodes else unplayed
     if isinstance(found, str):
         unplayed = found
     else:
+        cfg, spec = found
         if not as_json:
-            print(f"playing {options.episodes:,} episodes of {found.spec.name}", flush=True)
+            print(f"playing {options.episodes:,} episodes of {spec.name}", flush=True)
         report.compare(
             played_value(
                 trained.policy,
-                found,
+                Factory(cfg=cfg, spec=spec, seeds=seeds, stream="estimate", learning=False),
                 question.mode,
                 trained.clock,
                 question.discount,
@@ -169,36 +167,29 @@ def main(words: list[str]) -> int:
     return 0
 
 
-def environment(trained: Trained, seeds: Seeds) -> Factory | str:
-    """The environment in which a policy can be played: that of its run or, for a run that learnt from data alone, one
-    of this machine that has the name and the spaces of that of the data. Otherwise why there is none, in words."""
-    cfg, spec = trained.config.env, trained.spec
-    if isinstance(cfg, RecordedConfig):
-        none = "the run learnt from data, without an environment, and"
-        if spec.name not in names():  # a name of data may not lead to a module
-            return f"{none} this machine has none that is called {spec.name}"
-        made: dict[str, Any] = {}
+class Fitting:
+    """Says how far the fits of the model are, and how long they still need: once at the start, and then from time to
+    time."""
 
-        def take(found: Any, choices: Any) -> int:
-            made.update(plain(found))
-            return 0
+    def __init__(self, methods: tuple[str, ...], folds: int, updates: int, shown: bool):
+        self.folds, self.updates, self.shown = folds, updates, shown
+        self.began = self.said = time.monotonic()
+        self.learnt = [method for method in methods if method in NEED_MODEL]
+        self.others = [method for method in methods if method not in NEED_MODEL]
 
-        try:
-            compose(["algo=bc", f"env={spec.name}"], take)
-            cfg = type_config(made).env
-            own = make_spec(cfg, *trained.config.run.model.memory.previous)
-        except UserError as error:
-            return f"{none} {spec.name} cannot be made here: {error}"
-        for what, one, other in (
-            ("observations", own.obs, spec.obs),
-            ("actions", own.action, spec.action),
-            ("frames in an observation", own.stack, spec.stack),
-            ("steps in an episode", own.max_episode_steps, spec.max_episode_steps),
-        ):
-            if one != other:
-                return f"{none} {spec.name} has other {what} here than in the data"
-        spec = own
-    return Factory(cfg=cfg, spec=spec, seeds=seeds, stream="estimate", learning=False)
+    def __call__(self, fold: int, update: int) -> None:
+        """Is told that so many updates were made in a fold."""
+        if not self.shown:
+            return
+        now, made, total = time.monotonic(), fold * self.updates + update, self.folds * self.updates
+        if made == 1:
+            self.began = self.said = now
+            without = f"; method={','.join(self.others)} does without" if self.others else ""
+            print(f"{', '.join(self.learnt)}: a model of values is learnt by {total:,} updates{without}", flush=True)
+        elif now - self.said >= TOLD_EVERY or made == total or (made == FIRST_TOLD < total):
+            self.said = now
+            left = duration((now - self.began) / (made - 1) * (total - made))
+            print(f"  {made:,} of {total:,} updates{f', about {left} left' if made < total else ''}", flush=True)
 
 
 def parsed(words: list[str]) -> EstimateOptions:

@@ -1,8 +1,11 @@
-"""rlrun evaluate RUN_DIR [episodes=10 checkpoint=last|best|<env steps> greedy=true seed=0 opponent=PLAYER] [--json]
+"""rlrun evaluate RUN_DIR [episodes=10 checkpoint=last|best|<env steps> greedy=true seed=0 opponent=PLAYER env=NAME]
+               [--json]
 rlrun evaluate RUN_DIR PLAYER [PLAYER ...] [episodes=10 checkpoint=last|best|<env steps> greedy=true seed=0] [--json]
 
 Plays full games with seeds that training never used. A lost life does not end a game, and rewards are not clipped.
-Where there are several agents, the mean return of each is shown too.
+Where there are several agents, the mean return of each is shown too. A run that learnt from data alone is played where
+this machine has an environment with the name and the spaces of that of the data; env=NAME names another one.
+
 With opponent, the run plays every agent in turn, in as many episodes each, against a player who plays all others:
 random, the directory of another run, or package.module:Name, a subclass of rlrun.Exploration. Returns are then those of
 the run's agent. opponent=snapshots lets a run of algo=self_play play so many episodes against each snapshot that its
@@ -46,6 +49,7 @@ class PlayOptions:
     checkpoint: str | int
     greedy: bool
     seed: Annotated[int, NotNegative]
+    env: str | None  # in which a run plays that learnt from data alone; None: the one of the data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +57,7 @@ class EvaluateOptions(PlayOptions):
     opponent: str | None
 
 
-DEFAULTS = {"checkpoint": "last", "greedy": True, "seed": 0}
+DEFAULTS = {"checkpoint": "last", "greedy": True, "seed": 0, "env": None}
 OUTCOMES = ("won", "drawn", "lost")
 
 
@@ -121,8 +125,10 @@ def played(trained: Trained, options: EvaluateOptions, trusted: bool) -> dict[st
     from rlrun.core.seeding import Seeds
     from rlrun.envs.registry import Factory
     from rlrun.runtime.opponents import Competitor, inputs_of, matches, opponents, outcomes
+    from rlrun.runtime.played_env import in_environment
     from rlrun.samplers.evaluator import Evaluator, FullGame
 
+    trained = in_environment(trained, options.env)
     if trained.config.algorithm.needs(trained.config.algo).tasks is not None and options.opponent is None:
         return adapting(trained, options)
     seeds = Seeds(options.seed)
@@ -272,9 +278,11 @@ def tournament(names: list[str], options: EvaluateOptions, trusted: bool, said: 
     from rlrun.core.seeding import Seeds
     from rlrun.envs.registry import Factory
     from rlrun.runtime.opponents import inputs_of, play_pairs, players, seatings
+    from rlrun.runtime.played_env import in_environment
     from rlrun.samplers.evaluator import Evaluator, FullGame
 
     first, these = players(names, str(options.checkpoint), trusted)
+    first = in_environment(first, options.env)
     seatings(these[0], these[1], options.episodes)  # refuses too few episodes
     pairs = len(these) * (len(these) - 1) // 2
     if said:

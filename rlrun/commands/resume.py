@@ -65,7 +65,7 @@ def resume(path: Path, changes: dict[str, Any], trusted: bool = False, needed: b
     check_logger(values)
     values = with_numbers(values)
     config = type_config({**values, "init": None})  # the checkpoint already contains what init loaded
-    lines = [f"rlrun resume: {config.algo.name} on {config.env.name}, seed {config.run.seed}"]
+    lines = [f"rlrun resume: {config.algorithm_name} on {config.env.name}, seed {config.run.seed}"]
     machine = machine_for(config)
     given = flattened(changes)
     planned = plan(config, machine, given)

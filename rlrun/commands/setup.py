@@ -1,7 +1,7 @@
 """rlrun setup [EXTRA ...] [--plan]
 
 Installs rlrun's extras into the environment that is running it: rlrun setup mujoco box2d. Without a name it lists all
-extras. --plan prints the command and runs nothing."""
+extras, and says which are installed. --plan prints the command and runs nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 
 from rlrun.cli import take_flags
 from rlrun.core.errors import RunFailed, UserError, closest
-from rlrun.core.installing import CHECKOUT, WHAT, extras, from_checkout, pip_line, requirement, typed_as
+from rlrun.core.installing import CHECKOUT, WHAT, extras, from_checkout, is_installed, pip_line, requirement, typed_as
 
 
 def main(words: list[str]) -> int:
@@ -25,8 +25,8 @@ def main(words: list[str]) -> int:
             raise UserError(f"There is no extra {name!r}.{closest(name, known)} rlrun setup lists all.")
     if not names:
         for name in known:
-            print(f"{name:<12} {WHAT.get(name, '')}".rstrip())
-        print(f"\n{typed_as()} setup NAME ... installs them.")
+            print(f"{'yes' if is_installed(name) else 'no':<4}{name:<12} {WHAT.get(name, '')}".rstrip())
+        print(f"\nyes: installed. {typed_as()} setup NAME ... installs others.")
         return 0
     print(pip_line(*names), flush=True)
     if flags["--plan"]:

@@ -131,7 +131,7 @@ def start(values: dict[str, Any], given: dict[str, Any], watch: Any = None, said
     refuse_unused(planned, given)
     preflight(planned, machine)
     directory = RunDir.create(path)
-    print(f"rlrun train: {config.algo.name} on {config.env.name}, seed {config.run.seed}", flush=True)
+    print(f"rlrun train: {config.algorithm_name} on {config.env.name}, seed {config.run.seed}", flush=True)
     for line in lines:
         say(line)
     values["resources"] |= planned.settings()  # a resumed run keeps these, whatever the machine is doing by then

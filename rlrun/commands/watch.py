@@ -1,8 +1,9 @@
 """rlrun watch RUN_DIR [episodes=1 checkpoint=last|best|<env steps> greedy=true seed=0 max_steps=5000 gif=true]
-                    [imagine=false window=false]
+                    [imagine=false window=false env=NAME]
 
 Plays full games with the trained policy and writes them to RUN_DIR/videos/<env steps>-seed<seed>.mp4. A smaller gif is
-written next to it.
+written next to it. A run that learnt from data alone is played where this machine has an environment with the name and
+the spaces of that of the data; env=NAME names another one.
 
 window=true shows the games in a window in place of files, as fast as the environment says. It needs a display. Escape,
 or closing the window, ends it.
@@ -64,10 +65,11 @@ def main(words: list[str]) -> int:
     import torch
 
     from rlrun.loggers.mlflow import add_artifact
+    from rlrun.runtime.played_env import in_environment
     from rlrun.runtime.trained import load
 
     torch.set_num_threads(1)
-    trained = load(path, str(options.checkpoint), trusted)
+    trained = in_environment(load(path, str(options.checkpoint), trusted), options.env)
     folder = path / "videos"
     name = f"{trained.clock.env_steps:012d}-seed{options.seed}{'-imagined' * options.imagine}"
     files: list[Path] = []
@@ -107,10 +109,11 @@ def in_window(path: Path, options: WatchOptions, trusted: bool) -> int:
         import gymnasium
         import torch
 
+        from rlrun.runtime.played_env import in_environment
         from rlrun.runtime.trained import load
 
         torch.set_num_threads(1)
-        trained = load(path, str(options.checkpoint), trusted)
+        trained = in_environment(load(path, str(options.checkpoint), trusted), options.env)
         try:
             _, _, returns = record(trained, options, window.show)
         except gymnasium.error.DependencyNotInstalled as error:
@@ -133,12 +136,9 @@ def record(
     from rlrun.envs.agents import AgentsEnv
     from rlrun.envs.atari import AtariConfig, AtariEnv
     from rlrun.envs.gym import GymEnv
-    from rlrun.envs.recorded import NO_ENV, RecordedConfig
     from rlrun.envs.stacked import Stacked, without_stack
 
     cfg, seeds = trained.config.env, Seeds(options.seed)
-    if isinstance(cfg, RecordedConfig):
-        raise UserError(NO_ENV)
     screen: Any = None
     drawn: Any = None
     if isinstance(cfg, AtariConfig):

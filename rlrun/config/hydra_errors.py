@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from rlrun.config.paths import (
@@ -75,7 +76,7 @@ def translate(error: Exception, words: list[str]) -> str:
             " combination"
         )
     if "Error parsing override" in text:
-        return f"{text.split(chr(39))[1]!r} is not of the form key=value"
+        return f"{text.split(chr(39))[1]!r} is not of the form key=value{with_keys(words)}"
     if (
         "no viable alternative" in text
         or "mismatched input" in text
@@ -102,6 +103,16 @@ def translate(error: Exception, words: list[str]) -> str:
         )
     first = [line.strip() for line in text.splitlines() if line.strip()]
     return first[0] if first else type(error).__name__
+
+
+def with_keys(words: Sequence[str]) -> str:
+    """Returns '. Did you mean algo=ppo env=CartPole-v1?' where all words without a key are names that are known."""
+    from rlrun.envs.names import names
+
+    groups = (("algo", options("algo")), ("tuned", options("tuned")), ("env", names()))
+    bare = [word for word in words if "=" not in word and not word.startswith("-")]
+    found = [next((f"{key}={word}" for key, known in groups if word in known), None) for word in bare]
+    return f". Did you mean {' '.join(map(str, found))}?" if found and None not in found else ""
 
 
 def nearest(key: str, words: list[str]) -> str:

@@ -94,6 +94,12 @@ class Typed:
     algorithm: type[Algorithm]
     plain: Mapping[str, Any] = field(default_factory=dict, repr=False)  # what was typed, for another machine
 
+    @property
+    def algorithm_name(self) -> str:
+        """The algorithm for people: ppo, or multi around ppo."""
+        inner = getattr(self.algo, "inner", None)
+        return str(self.algo.name) + (f" around {inner.cfg.name}" if isinstance(inner, Inner) else "")
+
 
 def algorithm_class(values: dict[str, Any]) -> type[Algorithm]:
     """Returns the Algorithm of rlrun/algos/<name>.py, or of the user's own module.

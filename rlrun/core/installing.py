@@ -8,6 +8,7 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -90,13 +91,52 @@ def typed_as() -> str:
     return shlex.quote(os.path.relpath(own, here) if own.is_relative_to(here) else str(own))
 
 
+def declared() -> dict[str, list[str]]:
+    """The requirements of each extra as the clone's pyproject.toml has them."""
+    import tomllib
+
+    read = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
+    made: dict[str, list[str]] = read["project"]["optional-dependencies"]
+    return made
+
+
+def is_installed(extra: str) -> bool:
+    """Whether all packages of an extra are in the environment that is running, of whatever version."""
+    return all(_is_there(one) for one in _requirements("rlrun", extra))
+
+
+def _requirements(package: str, extra: str) -> list[Any]:
+    """What an extra of a package needs here."""
+    from importlib import metadata
+
+    from packaging.requirements import Requirement
+
+    if package == "rlrun" and from_checkout():
+        return [Requirement(text) for text in declared()[extra]]
+    every = [Requirement(text) for text in metadata.requires(package) or []]
+    return [
+        one
+        for one in every
+        if one.marker and one.marker.evaluate({"extra": extra}) and not one.marker.evaluate({"extra": ""})
+    ]
+
+
+def _is_there(needed: Any) -> bool:
+    """Whether a requirement and its own extras are installed."""
+    from importlib import metadata
+
+    try:
+        if needed.name != "rlrun":
+            metadata.version(needed.name)
+        return all(_is_there(one) for extra in needed.extras for one in _requirements(needed.name, extra))
+    except metadata.PackageNotFoundError:
+        return False
+
+
 def extras() -> list[str]:
     """The names of rlrun's extras, in the order in which they are declared."""
     if from_checkout():
-        import tomllib
-
-        declared = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
-        return list(declared["project"]["optional-dependencies"])
+        return list(declared())
     from importlib import metadata
 
     found = metadata.metadata("rlrun").get_all("Provides-Extra") or []

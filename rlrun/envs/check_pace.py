@@ -85,6 +85,7 @@ class CheckPace:
         report.fact("step_sec", in_steps / steps)
         if resets:
             report.fact("reset_sec", in_resets / resets)
+        report.fact("cores", self.cores)
         report.fact("million_steps_sec", STEPS_OF_A_RUN / (speed * self.cores))
         if resets and in_resets > 3 * in_steps:
             report.warning(

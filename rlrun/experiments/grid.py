@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from rlrun.config.hydra_errors import with_keys
 from rlrun.config.paths import options
 from rlrun.core.errors import UserError, closest
 
@@ -60,7 +61,9 @@ def parse(words: Sequence[str]) -> Space:
         try:
             override = parser.parse_override(word)
         except HydraException as error:
-            raise UserError(f"{word!r} is not of the form key=value: {str(error).splitlines()[0]}") from None
+            meant = with_keys(words)
+            why = meant or f": {str(error).splitlines()[0]}"
+            raise UserError(f"{word!r} is not of the form key=value{why}") from None
         key = override.get_key_element()
         if not override.is_sweep_override():
             fixed.append(word)

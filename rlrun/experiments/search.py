@@ -7,6 +7,7 @@ The study is a journal of JSON lines in the sweep's directory, so that a search 
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,7 @@ class Trials:
         self.reported: dict[int, int] = {}  # trial number -> the last rung that was reported to the study
         storage = found.storages.JournalStorage(found.storages.journal.JournalFileBackend(str(folder / "study.jsonl")))
         samplers = {"random": found.samplers.RandomSampler, "tpe": found.samplers.TPESampler}
+        # constant_liar keeps runs side by side apart. Optuna calls it experimental at every search.
         options = {"n_startup_trials": STARTUP_TRIALS, "constant_liar": True} if method == "tpe" else {}
         pruner = (
             found.pruners.MedianPruner(n_startup_trials=STARTUP_TRIALS, n_warmup_steps=2)
@@ -72,10 +74,13 @@ class Trials:
         )
         # The seed depends on the number of trials, because a resumed search must not draw the same values again.
         begun = len(storage.get_all_trials(0)) if storage.get_all_studies() else 0
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*constant_liar", category=found.exceptions.ExperimentalWarning)
+            sampler = samplers[method](seed=seed + begun, **options)
         self.study = found.create_study(
             study_name="sweep",
             storage=storage,
-            sampler=samplers[method](seed=seed + begun, **options),
+            sampler=sampler,
             pruner=pruner,
             direction="maximize",
             load_if_exists=True,
@@ -175,4 +180,6 @@ class Trials:
             return None
         top = max(complete, key=lambda trial: trial.value)
         words = " ".join(f"{key}={self._text(key, value)}" for key, value in top.params.items())
-        return f"best of {len(complete)}: return {top.value:.2f} with {words}"
+        alike = sum(f"{trial.value:.2f}" == f"{top.value:.2f}" for trial in complete)
+        shared = f", which {alike} runs reached, one of them" if alike > 1 else ""
+        return f"best of {len(complete)}: return {top.value:.2f}{shared} with {words}"

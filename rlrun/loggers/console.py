@@ -78,9 +78,13 @@ class Lines:
             parts.append("no finished episode yet")
         else:
             parts.append(f"return {row['sample/return_mean']:.2f} ({row['sample/episodes']} episodes)")
-        for name, label in (("eval/return_mean", "eval"), ("learn/entropy", "entropy"), ("sample/policy_lag", "lag")):
+        for name, label in (
+            ("eval/return_mean", "eval"),
+            ("learn/entropy", "entropy"),
+            ("sample/policy_lag", "policy lag"),
+        ):
             if row.get(name) is not None:
-                parts.append(f"{label} {row[name]:.2f}")
+                parts.append(f"{label} {row[name]:.2f}{' updates' * (label == 'policy lag')}")
         parts.append(duration(row["time_sec"]))
         if left(row, self.total):
             parts.append(f"left {left(row, self.total)}")

@@ -203,7 +203,10 @@ def inference(asked: Asked, machine: Machine, learners: int, spread: Spread) -> 
     if cfg.device not in ("auto", "cpu"):
         return Choice("local", f"inference=local: device={cfg.device} is for learning")
     if asked.for_samplers:
-        return Choice("local", f"inference=local: {asked.for_samplers} is for samplers in processes of their own")
+        return Choice(
+            "local",
+            f"inference=local: {asked.for_samplers} was set, and only samplers in processes of their own use it",
+        )
     if machine.cores == 1:
         return Choice("serial", "inference=serial: there is one core")
     if (
@@ -256,8 +259,8 @@ def _inference_by_pace(asked: Asked, machine: Machine, learners: int, columns: i
         reason = f"little beside the {learning * 1e3:.1g} ms and more of learning, which gets all cores"
     else:
         reason = "enough to pay for processes of their own"
-    repeat = f" (measured; resources.inference={chosen} makes another run decide the same)"
-    why = f"inference={chosen}: an env step takes {seconds * 1e6:.0f} us, {reason}{repeat}"
+    fixed = f"resources.inference={chosen} fixes this choice"
+    why = f"inference={chosen}: an env step took {seconds * 1e6:.0f} us when tried, {reason}; {fixed}"
     return Choice(chosen, why, Pace(inference=chosen, env_step_sec=seconds, serial_below_sec=serial_below))
 
 

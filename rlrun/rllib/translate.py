@@ -467,7 +467,9 @@ class Experiment(Translation):
                 self._grid(key, row["rlrun"], [special.get(plain, _plain)(one) for one in options_of(value) or []])
             else:
                 try:
-                    self.set(row["rlrun"], special.get(plain, _plain)(value), key)
+                    # Where the number is not RLlib's, the reader is told why.
+                    why = row.get("why", "") if plain == "vf_loss_coeff" and plain in special else ""
+                    self.set(row["rlrun"], special.get(plain, _plain)(value), key, why=why)
                 except (KeyError, ValueError, TypeError):
                     self.say(key, "not mapped", why=f"{row['rlrun']} cannot be {value!r}")
 

@@ -6,6 +6,10 @@ policy.json beside the files, and README.md for people, tell the names, shapes a
 from __future__ import annotations
 
 import json
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +18,13 @@ import torch
 from torch import Tensor
 
 from rlrun.core.errors import RunFailed, UserError
-from rlrun.core.installing import install_line
 from rlrun.core.policy import Policy
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Nested, Space
 from rlrun.envs.joint import ALIVE
 from rlrun.envs.recorded import RecordedConfig
 from rlrun.envs.registry import Factory
+from rlrun.runtime.export_files import FORMATS, fingerprint, from_before, require, strangers
 from rlrun.runtime.exported_policy import (
     EXAMPLES,
     Exported,
@@ -34,7 +38,6 @@ from rlrun.runtime.exported_policy import (
 )
 from rlrun.runtime.trained import Trained
 
-FORMATS = ("pt2", "safetensors", "onnx")
 STEPS = 40  # of the game in which exported policies are compared
 TOLERANCE = 1e-5
 Game = list[tuple[Tensors, Tensors]]  # observation [B, ...] and action of every step, as the environment took it
@@ -93,6 +96,11 @@ def describe(part: Part, formats: tuple[str, ...]) -> dict[str, Any]:
         "action": of(action),
         "action_space": str(trained.spec.action),
         **({"use": use(part, obs, state)} if "pt2" in formats else {}),
+        **(
+            {"safetensors": f"weights = safetensors.torch.load_file('{part.file}.safetensors')"}
+            if "safetensors" in formats
+            else {}
+        ),
         **({"onnx": described_onnx(part, obs, state, action)} if "onnx" in formats else {}),
     }
 
@@ -171,8 +179,9 @@ def onnx_outputs(action: Tensors, state: Tensors) -> list[str]:
     return [*(name.replace(".", "_") for name in action), *(onnx_name("next_state", name) for name in state)]
 
 
-def opening(trained: Trained) -> str:
-    """The head of README.md."""
+def opening(trained: Trained, others: list[str]) -> str:
+    """The head of README.md. others: the files in the folder that are not of this policy."""
+    said = f"\nThis page does not describe {', '.join(others)}, because no export of this policy wrote them.\n"
     return f"""# The policy of {trained.run_dir.name}
 
 {trained.config.algo.name} on {trained.spec.name}, after {trained.clock.env_steps:,} env steps. It acts greedily, as
@@ -181,7 +190,7 @@ def opening(trained: Trained) -> str:
 Observations are those of the run's environment after its preprocessing: filters and the division of pixels by 255 are
 in the policy, while resizing, grey screens, frame skip and stacks of frames (the newest last) are not. Actions are as
 the environment takes them.
-"""
+{said if others else ""}"""
 
 
 def recipe(part: Part, told: dict[str, Any]) -> str:
@@ -199,6 +208,9 @@ def recipe(part: Part, told: dict[str, Any]) -> str:
     lines += [f"| state {name} | {_shape(one)} | {one['dtype']} |" for name, one in told["state"].items()] + [""]
     if "use" in told:
         lines += [f"With PyTorch and `{part.file}.pt2`:", "", "```python", "import torch", *told["use"], "```", ""]
+    if "safetensors" in told:
+        lines += [f"`{part.file}.safetensors` has the weights alone, for a program that builds the network itself:", ""]
+        lines += ["```python", "import safetensors.torch", told["safetensors"], "```", ""]
     if "onnx" in told:
         lines += [f"With ONNX Runtime and `{part.file}.onnx`:", "", "```python", "import numpy as np, onnxruntime"]
         lines += [*told["onnx"]["use"], "```", ""]
@@ -352,7 +364,8 @@ def parity(trained: Trained, call: Any, steps: int = STEPS, game: Game | None = 
 
 def write(trained: Trained, folder: Path, formats: tuple[str, ...]) -> list[tuple[Path, str]]:
     """Writes policy.<format>, or policy.<name>.<format> for each of several policies, policy.json and README.md, and
-    returns the files, each with a note on what was checked.
+    returns the files, each with a note on what was checked. policy.json and README.md also describe the files of other
+    formats that an earlier export of the same policy left in the folder, and name those that are of another policy.
 
     Raises UserError where a package is missing, a policy has no greedy() or the folder cannot be written.
     """
@@ -366,22 +379,28 @@ def write(trained: Trained, folder: Path, formats: tuple[str, ...]) -> list[tupl
                 f"{type(policy).__name__} has no greedy(obs, is_first, state), which is what is exported (see"
                 " rlrun.core.policy.Policy)"
             )
-    facts = facts_of(trained)
+    without_chance(trained.policy)
+    weights = fingerprint(parts)
+    there = {*formats, *from_before(folder, parts, weights)}
+    known = tuple(name for name in FORMATS if name in there)
+    others = strangers(folder, parts, known)
+    facts = {**facts_of(trained), "weights": weights, "formats": list(known)}
+    if others:
+        facts["of_other_policies"] = others
     if len(parts) == 1 and parts[0].name is None:
         told = [facts]
-        facts |= describe(parts[0], formats)
+        facts |= describe(parts[0], known)
     else:
-        told = [{"files": [f"{part.file}.{name}" for name in formats], **describe(part, formats)} for part in parts]
+        told = [{"files": [f"{part.file}.{name}" for name in known], **describe(part, known)} for part in parts]
         facts["policies"] = {part.name: one for part, one in zip(parts, told, strict=True)}
         facts["not_exported"] = left_out
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "policy.json").write_text(json.dumps(facts, indent=1) + "\n")
         recipes = [recipe(part, one) for part, one in zip(parts, told, strict=True)]
-        (folder / "README.md").write_text("\n".join([opening(trained), *recipes]))
+        (folder / "README.md").write_text("\n".join([opening(trained, others), *recipes]))
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {error.strerror}") from None
-    without_chance(trained.policy)
     game = observed(trained, STEPS) if set(formats) & {"pt2", "onnx"} else []
     writers = {"pt2": write_pt2, "safetensors": write_safetensors, "onnx": write_onnx}
     made = []
@@ -392,14 +411,21 @@ def write(trained: Trained, folder: Path, formats: tuple[str, ...]) -> list[tupl
     return [*made, (folder / "policy.json", ""), (folder / "README.md", "")]
 
 
-def require(name: str) -> None:
-    import importlib.util
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Leaves out what PyTorch says about its own code and its absent sister torchvision while it writes .onnx."""
 
-    needed = {"safetensors": ("safetensors",), "onnx": ("onnx", "onnxscript", "onnxruntime")}.get(name, ())
-    missing = [package for package in needed if importlib.util.find_spec(package) is None]
-    if missing:
-        extra = {"safetensors": "export", "onnx": "onnx"}[name]
-        raise UserError(f"{name} needs {', '.join(missing)}: {install_line(extra)}, or choose --formats pt2")
+    def ours(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("torchvision is not installed. Skipping")
+
+    log = logging.getLogger("torch.onnx._internal.exporter._registration")
+    log.addFilter(ours)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.* is deprecated", category=FutureWarning)
+            yield
+    finally:
+        log.removeFilter(ours)
 
 
 def write_pt2(part: Part, path: Path, game: Game) -> str:
@@ -430,7 +456,12 @@ def write_onnx(part: Part, path: Path, game: Game) -> str:
     action = Exported(trained)(obs, first, state)[0]
     inputs, outputs = onnx_inputs(obs, state), onnx_outputs(action, state)
     traced = program(trained)
-    made = torch.onnx.export(traced, dynamo=True, verbose=False, input_names=inputs, output_names=outputs)
+    with undisturbed():
+        try:
+            made = torch.onnx.export(traced, dynamo=True, verbose=False, input_names=inputs, output_names=outputs)
+        except torch.onnx.errors.OnnxExporterError as error:
+            said = (str(error).splitlines() or [type(error).__name__])[0]
+            raise RunFailed(f"torch.onnx cannot write this policy: {said}; --formats names the others") from None
     assert made is not None
     made.model.metadata_props["rlrun"] = json.dumps({**facts_of(trained), "inputs": inputs, "outputs": outputs})
     made.save(str(path))

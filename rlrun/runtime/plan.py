@@ -449,7 +449,7 @@ def described(plan: Plan) -> str:
     """Returns the plan as text, as rlrun train --plan prints it."""
     made, needs, config = plan.resources, plan.needs, plan.config
     lines = [
-        ("algorithm", f"{config.algo.name}; {_batch(plan)}"),
+        ("algorithm", f"{config.algorithm_name}; {_batch(plan)}"),
         ("environment", f"{plan.spec.name}: {_spaces(plan.spec, plan.policies)}"),
         ("policy", f"{plan.parameters:,} parameters; recorded with each row: {', '.join(needs.record) or 'nothing'}"),
         ("runner", f"{config.runner.name}: {_learners(plan)}"),

@@ -243,7 +243,9 @@ def _run(
         logger.close(job.status, summary)
         return checkpoint
     # How the run ended is said now, because the other loggers may need a while.
-    print(f"{job.ending}: {job.reason.splitlines()[0] if job.reason else ''}", flush=True)
+    held = checkpoints_of(directory.path).names() if job.status == "INTERRUPTED" else []
+    where = f"; saved at {int(held[-1]):,} env steps" if held else ""
+    print(f"{job.ending}: {job.reason.splitlines()[0] if job.reason else ''}{where}", flush=True)
     if job.status == "FAILED" and watch.command is None:  # a Python program gets an exception
         print(f"rlrun: {job.reason}", file=sys.stderr, flush=True)
     if mirroring is not None:
@@ -275,7 +277,7 @@ def _loggers(config: Typed, path: Path, resume_at: int | None, shown: bool) -> S
     direct: list[Sink] = [Jsonl(path / "progress.jsonl", resume_at)]
     slow: dict = {}
     if "console" in chosen and shown:
-        title = f"{config.algo.name} on {config.env.name}, seed {config.run.seed}"
+        title = f"{config.algorithm_name} on {config.env.name}, seed {config.run.seed}"
         direct.append(console(config.run.env_steps, title, config.run.episode_window))
     if "tensorboard" in chosen:
         slow["tensorboard"] = lambda: TensorBoard(path, resume_at)

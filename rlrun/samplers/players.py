@@ -299,9 +299,13 @@ class Players:
         """Lets a new process play what a lost one was playing. Raises RunFailed if it was lost in this way again and
         again, or if the budget of the run does not allow it."""
         worker, order = self.members[number], self.playing.pop(number, None)
-        if self.repeated[number](reason, self.since.get(number)):
-            raise RunFailed(reason)
-        self.restarts.process_failed(reason, self.taken.pop(number, 0) if order is not None else 0)
+        taken = self.taken.pop(number, 0) if order is not None else 0
+        since = None if number not in self.since else self.since[number] + taken
+        if self.repeated[number](reason, since):
+            raise RunFailed(
+                f"{reason}\nThis has happened {self.repeated[number].times} times in a row, each time at once."
+            )
+        self.restarts.process_failed(reason, taken)
         self.since[number] = 0
         self.workers.bury(worker)
         self.members[number] = self.workers.start(worker.name, player_process, (number, self.crew, self.bus))

@@ -34,6 +34,7 @@ class Victims:
     bar: float | None
     kills: int = 20
     slack: int = 5000
+    begins_again: bool = False  # as a whole: a kill before it has learnt anything anew would be one that comes back at once
 
 
 KILLED = {
@@ -45,7 +46,7 @@ KILLED = {
     "es": Victims(["algo=es", *CARTPOLE, "resources.num_samplers=3", "algo.episodes_per_batch=40", "algo.env_steps_per_batch=0"], None, slack=100_000),
     "a3c": Victims(["algo=a3c", *CARTPOLE, "resources.num_learners=2"], 150.0),
     # The whole run begins again each time, after pauses that grow.
-    "ddppo": Victims(["algo=ddppo", *CARTPOLE, "resources.num_learners=2"], None, kills=3, slack=20_000),
+    "ddppo": Victims(["algo=ddppo", *CARTPOLE, "resources.num_learners=2"], None, kills=3, slack=20_000, begins_again=True),
 }
 
 
@@ -55,7 +56,7 @@ def kill_samplers(trial: Trial, name: str) -> None:
     kills = trial.many(2, what.kills)
     run = trial.train(name, *what.words, wrappers(), FOR_EVER, "stop.return_mean=null", *PLENTY)
     run.until(lambda: run.steps, "a first row", 2 * START_SEC)  # some have large batches
-    made, end = 0, time.monotonic() + KILLED_SEC * PATIENCE[0]
+    made, killed_at, end = 0, 0, time.monotonic() + KILLED_SEC * PATIENCE[0]
 
     def learnt() -> bool:
         bar = None if trial.quick else what.bar
@@ -69,7 +70,8 @@ def kill_samplers(trial: Trial, name: str) -> None:
         if not run.running:
             break
         old = run.samplers(OLD_ENOUGH)
-        if made < kills and old:
+        if made < kills and old and (run.steps > killed_at or not what.begins_again):
+            killed_at = run.steps
             os.kill(trial.rng.choice(old).pid, signal.SIGKILL)
             made += 1
         time.sleep(trial.rng.uniform(0.2, 3.0))

@@ -67,6 +67,7 @@ BAD = [
     ([*CARTPOLE, "seed=1,2"], "one value each"),
     ([*CARTPOLE, "logger=[tensorbord]"], "Did you mean tensorboard"),
     ([*CARTPOLE, "env_steps", "100"], "not of the form key=value"),
+    (["train", "ppo", "CartPole-v1"], "'ppo' is not of the form key=value. Did you mean algo=ppo env=CartPole-v1?"),
     ([*CARTPOLE, "model.observation_filter=meanstd"], "mean_std"),
     (["train", "tuned=impala/pongg"], "Did you mean impala/pong"),
     (["train", "tuned=impala/pong", "logger=[consle]"], "logger"),

@@ -1,5 +1,6 @@
 """Messages about missing packages give a line that works for the way in which rlrun is installed."""
 
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -76,7 +77,11 @@ def test_setup_lists_extras_and_knows_no_others(capsys):
     from rlrun.core.installing import WHAT, extras
 
     assert set(extras()) == set(WHAT)
-    assert _dispatch(["setup"]) == 0 and "box2d        LunarLander" in capsys.readouterr().out
+    assert _dispatch(["setup"]) == 0
+    said = capsys.readouterr().out
+    there = importlib.util.find_spec("Box2D") is not None
+    assert f"{'yes' if there else 'no ':<4}box2d        LunarLander" in said, "its packages are those of gymnasium[box2d]"
+    assert ("no  slurm " in said) == (importlib.util.find_spec("submitit") is None)
     with pytest.raises(UserError, match="Did you mean mujoco"):
         _dispatch(["setup", "mujco"])
 

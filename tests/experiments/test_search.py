@@ -123,6 +123,14 @@ def test_a_search_goes_on_where_it_was(tmp_path):
     assert len(names) == 4 and "return 7.00" in later.best() and "best of 4" in later.best()
 
 
+def test_runs_that_share_the_best_return_are_counted(tmp_path, recwarn):
+    supply = trials(tmp_path, "tpe", 3)
+    assert not recwarn.list, "Optuna's word on constant_liar is not for our users"
+    for value in (21.591, 5.0, 21.594):
+        finish(supply, supply.next(), value)
+    assert supply.best().startswith("best of 3: return 21.59, which 2 runs reached, one of them with ")
+
+
 def test_failed_runs_and_values_that_do_not_fit_are_told(tmp_path, capsys):
     def check(words, name):
         if "algo=pg" in words:

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,11 +14,12 @@ from wired import Wired
 
 from rlrun.core.errors import RunFailed
 from rlrun.core.evolution import NoiseTable
+from rlrun.core.restarts import PROCESS_REPEATS, Repeated, Restarts
 from rlrun.core.run import Run
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.runners.evolution import gathered
-from rlrun.samplers.players import Order, Player
+from rlrun.samplers.players import Order, Player, Players
 
 TINY = ["logger=[]", "algo.noise_size=5000", "algo.actor.hidden=[4]", "log_every_sec=0.01"]
 SERIAL = [word for word in SMALL if not word.startswith("algo.")] + ["model.hidden=[]", *TINY]
@@ -304,3 +306,26 @@ def test_the_table_is_shared_not_copied():
         torch.equal(table.numbers, NoiseTable(1000, Seeds(3)).numbers)
         and table.piece(5, 3).data_ptr() == table.numbers.data_ptr() + 20
     )
+
+
+def test_a_player_that_is_lost_in_the_middle_of_a_long_order_has_made_progress():
+    """Env steps that it has only told of count too: no fault that comes back at once lets it play so many."""
+    def lost(taken: int) -> int:
+        """Loses a player again and again, each time after so many env steps. Returns how often it was replaced."""
+        players = object.__new__(Players)
+        worker = SimpleNamespace(name="sampler-0", pipe=SimpleNamespace(send=lambda order: None))
+        players.workers = SimpleNamespace(bury=lambda one: None, start=lambda *args: worker)
+        players.members, players.repeated, players.restarts = {0: worker}, {0: Repeated(PROCESS_REPEATS)}, Restarts(100, 600.0, tell=str)
+        players.crew, players.bus, players.since, players.starting = None, None, {}, set()
+        players.playing, players.heard, players.taken = {}, {}, {}
+        for times in range(10):
+            players.give(0, "an order")
+            players.taken[0] = taken
+            try:
+                players._replace(0, "sampler-0 was killed by SIGKILL")
+            except RunFailed as error:
+                assert "in a row, each time at once" in str(error)
+                return times
+        return 10
+
+    assert lost(taken=500) == 10 and lost(taken=0) == PROCESS_REPEATS

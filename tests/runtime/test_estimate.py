@@ -596,6 +596,12 @@ def test_a_run_without_an_environment_is_played_where_the_data_s_is_known(run_an
         return capsys.readouterr().out
 
     assert re.search(r"The policy played 5 episodes with a mean return of \d+\.?\d* \(95%: [\d.-]+ to [\d.]+\)\.", said())
+    assert _dispatch(["evaluate", str(run), "episodes=3"]) == 0
+    assert "CartPole-v1 at 500 env steps: return" in capsys.readouterr().out
+    with pytest.raises(UserError, match="Acrobot-v1 has other observations here than in the data"):
+        _dispatch(["evaluate", str(run), "env=Acrobot-v1"])
+    with pytest.raises(UserError, match="env= is for runs that learnt from data"):
+        _dispatch(["evaluate", str(run_and_data[0]), "env=CartPole-v1"])
     own = make_spec(rlrun.load(run_and_data[0]).config.env)
     for change, why in (
         (("names", lambda: ["Pendulum-v1"]), "this machine has none that is called CartPole-v1"),
@@ -603,8 +609,10 @@ def test_a_run_without_an_environment_is_played_where_the_data_s_is_known(run_an
         (("make_spec", lambda *given: LEVER), "other actions here"),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(f"rlrun.commands.estimate.{change[0]}", change[1])
+            patch.setattr(f"rlrun.runtime.played_env.{change[0]}", change[1])
             table = said()
+            with pytest.raises(UserError, match=f"the run learnt from data, without an environment, and .*{why}.*nothing to play"):
+                _dispatch(["evaluate", str(run)])
         assert "no value of games that the policy played: the run learnt from data, without an environment, and" in table
         assert why in table and "covers played" not in table
 

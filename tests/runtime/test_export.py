@@ -123,7 +123,7 @@ def test_a_policy_of_ones_own_without_a_greedy_function_is_refused(tmp_path, typ
     assert not (tmp_path / "out").exists()
 
 
-def test_files_of_a_run(tmp_path, capsys):
+def test_files_of_a_run(tmp_path, capsys, monkeypatch):
     words = [
         "algo=pg",
         "env=CartPole-v1",
@@ -135,9 +135,11 @@ def test_files_of_a_run(tmp_path, capsys):
     assert _dispatch(["train", *words]) == 0
     capsys.readouterr()
     pytest.importorskip("safetensors")
+    monkeypatch.setattr("rlrun.runtime.export_files.missing_of", lambda name: ["onnx"] if name == "onnx" else [])
     assert _dispatch(["export", str(tmp_path / "run")]) == 0
     said = capsys.readouterr().out
     assert "acts as the run's own policy" in said
+    assert ".onnx is left out: onnx needs onnx: " in said and "setup onnx" in said
     folder = tmp_path / "run" / "export"
     assert sorted(file.name for file in folder.iterdir()) == ["README.md", "policy.json", "policy.pt2", "policy.safetensors"]
     facts = json.loads((folder / "policy.json").read_text())
@@ -153,6 +155,29 @@ def test_files_of_a_run(tmp_path, capsys):
                         (["chekpoint=best"], "Did you mean checkpoint"), (["--dir", "/proc/nowhere"], "cannot be written")):  # fmt: skip
         with pytest.raises(UserError, match=text):
             _dispatch(["export", str(tmp_path / "run"), *words])
+
+
+def test_a_second_export_describes_what_the_first_one_left(tmp_path, typed):
+    """Files of the same policy stay described; those of another one are named as what they are."""
+    pytest.importorskip("safetensors")
+    first, other = (made(typed, *CASES[case]) for case in ("values", "noisy"))
+    folder = tmp_path / "out"
+
+    def told() -> tuple[dict, str]:
+        return json.loads((folder / "policy.json").read_text()), (folder / "README.md").read_text()
+
+    write(first, folder, ("safetensors",))
+    write(first, folder, ("pt2",))
+    facts, text = told()
+    assert facts["formats"] == ["pt2", "safetensors"] and "use" in facts and "of_other_policies" not in facts
+    assert "`policy.pt2`" in text and "`policy.safetensors`" in text
+    (folder / "policy.pt2").unlink()
+    write(first, folder, ("safetensors",))
+    assert told()[0]["formats"] == ["safetensors"] and "policy.pt2" not in told()[1]
+    write(other, folder, ("pt2",))
+    facts, text = told()
+    assert facts["formats"] == ["pt2"] and facts["of_other_policies"] == ["policy.safetensors"]
+    assert "This page does not describe policy.safetensors" in text and "load_file" not in text
 
 
 CART = ["env=MultiAgentCartPole-v0", "++env.kwargs={num_agents: 4}", "model.hidden=[8]"]

@@ -356,7 +356,7 @@ def test_a_run_whose_last_checkpoint_is_missing_has_failed(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_and_exits(tmp_path, number, code):
+def test_a_signal_saves_and_exits(tmp_path, number, code, capsys):
     threading.Timer(2.0, lambda: os.kill(os.getpid(), number)).start()
     path = tmp_path / "run"
     assert train(path, "env=CartPole-v1", "env_steps=100000000") == code
@@ -364,6 +364,7 @@ def test_a_signal_saves_and_exits(tmp_path, number, code):
     assert (
         summary["status"] == "INTERRUPTED" and summary["env_steps"] == checkpoints_of(path).load()[1]["env_steps"] > 0
     )
+    assert f"INTERRUPTED: {number.name} received; saved at {summary['env_steps']:,} env steps" in capsys.readouterr().out
 
 
 def test_sigusr1_saves_and_goes_on(tmp_path):

@@ -1,0 +1,70 @@
+"""The environment in which a trained policy can be played: evaluate, watch and estimate ask for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from rlrun.cli import compose
+from rlrun.config.run import type_config
+from rlrun.config.types import plain
+from rlrun.core.errors import UserError
+from rlrun.core.specs import EnvSpec
+from rlrun.envs.names import names
+from rlrun.envs.recorded import RecordedConfig
+from rlrun.envs.registry import EnvConfig, make_spec
+from rlrun.runtime.trained import Trained
+
+
+def environment_of(trained: Trained, name: str | None = None) -> tuple[EnvConfig, EnvSpec] | str:
+    """The environment of the run or, for a run that learnt from data alone, one of this machine that has the spaces of
+    that of the data, and its name or the one that is given. Otherwise why there is none, in words.
+
+    Raises UserError if a name is given for a run that has an environment."""
+    cfg, spec = trained.config.env, trained.spec
+    if not isinstance(cfg, RecordedConfig):
+        if name is not None:
+            raise UserError(
+                f"env= is for runs that learnt from data without an environment; this one plays {spec.name}"
+            )
+        return cfg, spec
+    none = "the run learnt from data, without an environment, and"
+    if name is None and spec.name not in names():  # a name of data may not lead to a module
+        return f"{none} this machine has none that is called {spec.name}"
+    called = spec.name if name is None else name
+    made: dict[str, Any] = {}
+
+    def take(found: Any, choices: Any) -> int:
+        made.update(plain(found))
+        return 0
+
+    try:
+        compose(["algo=bc", f"env={called}"], take)
+        cfg = type_config(made).env
+        own = make_spec(cfg, *trained.config.run.model.memory.previous)
+    except UserError as error:
+        return f"{none} {called} cannot be made here: {error}"
+    for what, one, other in (
+        ("agents", own.agents and own.agents.names, spec.agents and spec.agents.names),
+        ("observations", own.obs, spec.obs),
+        ("actions", own.action, spec.action),
+        ("frames in an observation", own.stack, spec.stack),
+        ("steps in an episode", own.max_episode_steps, spec.max_episode_steps),
+    ):
+        if one != other:
+            return f"{none} {called} has other {what} here than in the data"
+    return cfg, own
+
+
+def in_environment(trained: Trained, name: str | None = None) -> Trained:
+    """The same policy with the environment in which it can be played. Raises UserError if there is none, or as
+    environment_of() does."""
+    found = environment_of(trained, name)
+    if isinstance(found, str):
+        raise UserError(
+            f"{found}, so that there is nothing to play; env=NAME names an environment with the spaces of the data"
+        )
+    cfg, spec = found
+    if cfg is trained.config.env:
+        return trained
+    return Trained(trained.run_dir, replace(trained.config, env=cfg), spec, trained.policy, trained.clock)
