@@ -27,7 +27,7 @@ from rlrun.core.evolution import FromPopulation, NoiseTable, Played, Report, Rol
 from rlrun.core.moments import Moments, merged, plain
 from rlrun.core.policy import Policy
 from rlrun.core.ranks import ALONE
-from rlrun.core.restarts import ENV_REPEATS, PROCESS_REPEATS, Repeated, Restarts
+from rlrun.core.restarts import AT_ONCE, ENV_REPEATS, PROCESS_REPEATS, Repeated, Restarts
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.dataflow.stores import WeightStore
@@ -76,6 +76,8 @@ class Player:
         # It is worker 0 for every player, because seeds depend on the order alone.
         self.env = crew.make_env(0, crew.envs)
         self.box = self.env.spec.action.kind == "box"
+        self.steps = 0  # env steps of all finished orders
+        self.lasting = False  # whether it has told of more env steps than a fault allows that comes back at once
 
     def play(self, order: Order, clock: Clock, alive: Callable[[int], None] = lambda steps: None) -> Report:
         """Plays an order. The report depends only on the order and the clock, not on the player.
@@ -164,9 +166,12 @@ class Player:
                     begin(number)
                 policy_sec += acted - started
                 env_sec += stepped - acted
-                if time.monotonic() - last > ALIVE_SEC:
-                    last = time.monotonic()
+                # The first message says that a fault after it is none that comes back at once.
+                first = not self.lasting and self.steps + steps > AT_ONCE
+                if time.monotonic() - last > ALIVE_SEC or first:
+                    last, self.lasting = time.monotonic(), self.lasting or first
                     alive(steps)
+        self.steps += steps
         rollouts = tuple(Rollout(offsets[i], played[Task(i, 1)], played[Task(i, -1)]) for i in range(count))
         seconds, seen_moments = (env_sec, policy_sec), moments.result()
         return Report(

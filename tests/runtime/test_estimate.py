@@ -545,7 +545,7 @@ def test_the_command_prints_a_table_or_json(run_and_data, capsys):
     words = ["estimate", str(run), f"data.path={data}", "model.updates=20", "model.hidden=[8]"]
     assert _dispatch([*words, "episodes=9"]) == 0
     table = capsys.readouterr().out
-    for word in (*METHODS[:-1], "effective", "the data's own", "20 updates", "CartPole-v1, the exploring policy", "covers played"):
+    for word in (*METHODS[:-1], "effective", "the data's own", "learnt by 40 updates", "CartPole-v1, the exploring policy", "covers played"):
         assert word in table, word
     assert "The policy played 9 episodes with a mean return of" in table and "with this discount, and of" in table
     assert _dispatch([*words, "method=wis,dm", "discount=0.5", "interval=t", "episodes=30", "--json"]) == 0
