@@ -88,7 +88,7 @@ def test_a_default_may_be_said_and_a_folder_of_options_counts_as_the_command(tmp
 def test_samplers_get_processes_where_an_option_is_about_them(capsys):
     words = ["--plan", "algo=impala", "env=CartPole-v1", "logger=[]", "runner.requests_in_flight=3"]
     assert _dispatch(["train", *words]) == 0
-    assert "inference=local: runner.requests_in_flight is for samplers" in capsys.readouterr().out
+    assert "inference=local: runner.requests_in_flight was set, and only samplers" in capsys.readouterr().out
 
 
 def test_old_runs_have_options_that_did_nothing(tmp_path, capsys):
