@@ -6,6 +6,7 @@ answers are numbers, text, bytes and NumPy arrays.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -67,3 +68,29 @@ class Engine(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+LOOK_SEC = 0.2  # seconds between two looks at which machines there are
+
+
+def awaited(engine: Engine, count: int, seconds: float) -> Sequence[Node]:
+    """Waits until so many machines are there, but not longer. Returns all that are there then."""
+    end = time.monotonic() + seconds
+    while len(nodes := engine.nodes()) < count and time.monotonic() < end:
+        time.sleep(LOOK_SEC)
+    return nodes
+
+
+def places(planned: Sequence[str], there: Sequence[str]) -> list[str | None]:
+    """Returns the machine of each that was planned: itself if it is there, or else one that was not planned.
+
+    Simulated nodes have other names when they have started, so they are taken in their order."""
+    others = [name for name in there if name not in planned]
+    return [name if name in there else others.pop(0) if others else None for name in planned]
+
+
+def too_few(count: int, there: Sequence[str], seconds: float) -> str:
+    return (
+        f"the run was planned for {count} machines, and after {seconds:g} s the cluster has {len(there)}"
+        f" ({', '.join(there)})"
+    )

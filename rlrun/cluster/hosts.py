@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rlrun.cluster.engine import Engine, Host, HostLost
+from rlrun.cluster.engine import Engine, Host, HostLost, awaited, places, too_few
 from rlrun.cluster.packing import PackedFragment, unpack
 from rlrun.cluster.weights import SentWeights
 from rlrun.core.errors import RunFailed, UserError
@@ -59,14 +59,6 @@ class HostAnswer(NamedTuple):
     part: HostPart
     fragments: list[PackedFragment]
     facts: dict[str, Any]
-
-
-def places(planned: Sequence[str], there: Sequence[str]) -> list[str | None]:
-    """Returns the machine of each that was planned: itself if it is there, or else one that was not planned.
-
-    Simulated nodes have other names when they have started, so they are taken in their order."""
-    others = [name for name in there if name not in planned]
-    return [name if name in there else others.pop(0) if others else None for name in planned]
 
 
 class Hosts:
@@ -172,18 +164,12 @@ class Hosts:
     def _machines(self, count: int) -> list[str]:
         """Waits until as many machines are there as the run was planned for. Where some are lost by then, as when a run
         begins again without them, resources.ray.lost says what becomes of their workers."""
-        end = time.monotonic() + self.cfg.join_sec
-        while len(names := [node.name for node in self.engine.nodes()]) < count:
-            if time.monotonic() > end:
-                said = (
-                    f"the run was planned for {count} machines, and after {self.cfg.join_sec:g} s the cluster has"
-                    f" {len(names)} ({', '.join(names)})"
-                )
-                if self.cfg.lost == "end" or not names:
-                    raise RunFailed(f"{said}; resources.ray.join_sec waits longer")
-                self.say(said)
-                break
-            time.sleep(0.2)
+        names = [node.name for node in awaited(self.engine, count, self.cfg.join_sec)]
+        if len(names) < count:
+            said = too_few(count, names, self.cfg.join_sec)
+            if self.cfg.lost == "end" or not names:
+                raise RunFailed(f"{said}; resources.ray.join_sec waits longer")
+            self.say(said)
         return names
 
     def _start(self, part: HostPart, node: str, spare: bool = False) -> None:

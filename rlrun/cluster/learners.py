@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from rlrun.cluster.engine import Engine, Host, HostLost
+from rlrun.cluster.engine import Engine, Host, HostLost, awaited, places, too_few
 from rlrun.cluster.packing import unpack
 from rlrun.core.errors import ProcessLost, RunFailed, UserError
 from rlrun.dataflow.meeting import Disconnected, arrived, serve, through
@@ -33,14 +33,16 @@ class LearnersWanted(NamedTuple):
 
     kind: str  # class of their hosts, as module:Name
     brief: Mapping[str, Any]  # what every host is told, which JSON can write
-    learners: Sequence[int]  # of each machine; the first one's first learner is the run's own process
+    # Machines as they were called when the run was planned, and learners of each; the first one's first learner is the
+    # run's own process.
+    learners: Sequence[tuple[str, int]]
     processes: int  # of one learner, itself included
     start_sec: float  # that a host may take to start
     timeout_sec: float  # of silence between learners
 
     @property
     def world(self) -> int:
-        return sum(self.learners)
+        return sum(count for _, count in self.learners)
 
 
 class LearnerHosts:
@@ -122,20 +124,18 @@ class LearnerHosts:
     def _places(self) -> list[tuple[Node, int]]:
         """Returns the machines and the learners of each. It waits until as many are there as the run was planned for;
         with lost=take_over, others take over the learners of those that are missing."""
-        wanted, end = list(self.wanted.learners), time.monotonic() + self.cfg.join_sec
-        while len(nodes := self.engine.nodes()) < len(wanted) and time.monotonic() < end:
-            time.sleep(0.2)
-        there, missing = wanted[: len(nodes)], wanted[len(nodes) :]
+        wanted, seconds = self.wanted.learners, self.cfg.join_sec
+        nodes = {node.name: node for node in awaited(self.engine, len(wanted), seconds)}
+        found = places([name for name, _ in wanted], list(nodes))
+        there = {name: count for name, (_, count) in zip(found, wanted, strict=True) if name is not None}
+        missing = [count for name, (_, count) in zip(found, wanted, strict=True) if name is None]
         if missing and (self.cfg.lost != "take_over" or not there):
-            raise RunFailed(
-                f"the run was planned for {len(wanted)} machines, and after {self.cfg.join_sec:g} s the cluster has"
-                f" {len(nodes)} ({', '.join(node.name for node in nodes)}); resources.ray.join_sec waits longer"
-            )
+            raise RunFailed(f"{too_few(len(wanted), list(nodes), seconds)}; resources.ray.join_sec waits longer")
         for count in missing:
-            least = min(range(len(there)), key=lambda i: there[i] / max(1, nodes[i].cores))
+            least = min(there, key=lambda name: there[name] / max(1, nodes[name].cores))
             there[least] += count
-            self.say(f"{nodes[least].name} takes over the learners of a machine that is missing")
-        return list(zip(nodes[: len(there)], there, strict=True))
+            self.say(f"{least} takes over the learners of a machine that is missing")
+        return [(nodes[name], count) for name, count in there.items()]
 
     def _start(self, rank: int, node: str, cores: int, spare: bool) -> None:
         told = dict(self.wanted.brief) | {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import platform
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields, replace
@@ -12,7 +11,7 @@ from typing import Any
 
 import torch
 
-from rlrun.cluster.engine import Engine
+from rlrun.cluster.engine import Engine, awaited
 from rlrun.cluster.learners import LearnersWanted, company_on_nodes
 from rlrun.cluster.packing import check_compression
 from rlrun.cluster.ray_engine import RayEngine, check_installed
@@ -55,13 +54,11 @@ def machine_for(config: Typed) -> Machine:
 
 def _joined(engine: Engine, cfg: RayConfig) -> tuple[Node, ...]:
     """Waits for as many machines as the run wants."""
-    wanted, end = 1 if cfg.nodes == "auto" else cfg.nodes, time.monotonic() + cfg.join_sec
-    while len(nodes := engine.nodes()) < wanted:
-        if time.monotonic() > end:
-            raise UserError(
-                f"resources.ray.nodes={wanted}: after {cfg.join_sec:g} s the cluster at {cfg.address} has {len(nodes)}"
-            )
-        time.sleep(0.5)
+    wanted = 1 if cfg.nodes == "auto" else cfg.nodes
+    if len(nodes := awaited(engine, wanted, cfg.join_sec)) < wanted:
+        raise UserError(
+            f"resources.ray.nodes={wanted}: after {cfg.join_sec:g} s the cluster at {cfg.address} has {len(nodes)}"
+        )
     return tuple(nodes if cfg.nodes == "auto" else nodes[:wanted])
 
 
@@ -80,7 +77,8 @@ def learners_elsewhere(plan: Plan) -> AbstractContextManager[ProcessRanks]:
     # What these name lies on this machine, and the first learner sends what it begins with.
     told["config"] |= {"init": None}
     start_sec, timeout_sec = plan.limits().start_sec, plan.config.runner.queue_timeout_sec
-    wanted = LearnersWanted(LEARNERS, told, made.learner_nodes, 1 + samplers, start_sec, timeout_sec)
+    learners = [(node.name, count) for node, count in zip(plan.machine.nodes, made.learner_nodes, strict=True)]
+    wanted = LearnersWanted(LEARNERS, told, learners, 1 + samplers, start_sec, timeout_sec)
     return company_on_nodes(engine_of(cfg, plan.machine.nodes), cfg, wanted)
 
 

@@ -12,7 +12,7 @@ from wired import Wired
 
 import rlrun.runtime.cluster as cluster
 from rlrun.cli import _dispatch
-from rlrun.cluster.hosts import places
+from rlrun.cluster.engine import places
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.restarts import Restarts

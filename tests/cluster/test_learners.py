@@ -125,11 +125,11 @@ def test_the_learners_of_a_machine_that_is_gone_move_to_another():
     def places(lost):
         cfg = RayConfig(address="head:1", nodes="auto", samplers_per_node="auto", simulate=0, lost=lost, calls_ahead=2,
                         compress=True, store_mb=1, join_sec=0.01, allow_open=False)  # fmt: skip
-        return LearnerHosts(Two(), cfg, LearnersWanted("", {}, (1, 2, 2), 1, 1.0, 1.0), said.append)._places()
+        return LearnerHosts(Two(), cfg, LearnersWanted("", {}, [("b", 2), ("gone", 1), ("a", 2)], 1, 1.0, 1.0), said.append)._places()
 
     said = []
-    assert [(node.name, learners) for node, learners in places("take_over")] == [("a", 3), ("b", 2)]
-    assert said == ["a takes over the learners of a machine that is missing"]
+    assert [(node.name, learners) for node, learners in places("take_over")] == [("b", 3), ("a", 2)]
+    assert said == ["b takes over the learners of a machine that is missing"]
     with pytest.raises(RunFailed, match=r"planned for 3 machines, and after 0\.01 s the cluster has 2"):
         places("end")
 
