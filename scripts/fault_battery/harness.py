@@ -115,13 +115,19 @@ class Run:
         self.out_file, self.err_file = (trial.folder / f"{number:02d} {name}.{kind}" for kind in ("out", "err"))
         parts = os.pathsep.join([str(ROOT), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
         given = {**os.environ, "PYTHONPATH": parts, MARK: self.mark, "RLRUN_FAULT_TALLY": str(self.tally)}
-        given |= {"RLRUN_FAULT_RUN": str(path), "OMP_NUM_THREADS": "1", "MLFLOW_DISABLE_TELEMETRY": "true", **(env or {})}
+        given |= {
+            "RLRUN_FAULT_RUN": str(path),
+            "OMP_NUM_THREADS": "1",
+            "MLFLOW_DISABLE_TELEMETRY": "true",
+            **(env or {}),
+        }
 
         def limit() -> None:
             for kind, most in (limits or {}).items():
                 resource.setrlimit(kind, (most, most))
 
         self.shared_before = set(shared_memory())
+        self.lines_before = set(self.lines())  # a resumed run has the rows of the one before until it has loaded
         self.started = time.monotonic()
         with self.out_file.open("w") as out, self.err_file.open("w") as err:
             self.process = subprocess.Popen(
@@ -154,13 +160,16 @@ class Run:
     def running(self) -> bool:
         return self.process.poll() is None
 
-    def rows(self) -> list[dict]:
-        """The complete rows of progress.jsonl."""
+    def lines(self) -> list[str]:
+        """The complete lines of progress.jsonl."""
         try:
             text = (self.path / "progress.jsonl").read_text()
         except OSError:
             return []
-        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("}\n")]
+        return [line for line in text.splitlines(keepends=True) if line.endswith("}\n")]
+
+    def rows(self) -> list[dict]:
+        return [json.loads(line) for line in self.lines()]
 
     @property
     def steps(self) -> int:
@@ -235,7 +244,15 @@ class Run:
             time.sleep(0.05)
 
     def until_learning(self, steps: int = 1) -> None:
-        self.until(lambda: self.steps >= steps, f"{steps} env steps")
+        """Waits for a row that this command has written, of so many env steps."""
+
+        def learns() -> bool:
+            return any(
+                line not in self.lines_before and json.loads(line)["env_steps"] >= steps
+                for line in reversed(self.lines())
+            )
+
+        self.until(learns, f"{steps} env steps")
 
     def signal(self, number: int) -> None:
         if self.running:
@@ -278,7 +295,9 @@ class Run:
         try:
             code = self.process.wait(within * PATIENCE[0])
         except subprocess.TimeoutExpired:
-            self.trial.problems.append(f"{name} hangs: it did not end within {within * PATIENCE[0]:.0f} s; {self.words()}")
+            self.trial.problems.append(
+                f"{name} hangs: it did not end within {within * PATIENCE[0]:.0f} s; {self.words()}"
+            )
             self.kill_all()
             return -signal.SIGKILL
         expect(code in codes, f"{name} exit status {code}, not {' or '.join(map(str, codes))}: {self.words()}")
@@ -429,6 +448,4 @@ def attempt(name: str, quick: bool, folder: Path | None = None, tries: int | Non
     elif folder is None:
         shutil.rmtree(place, ignore_errors=True)
     lost = "; ".join(dict.fromkeys(trial.lost)) or "nothing"
-    return Result(
-        chosen, trial.tries, trial.survived, trial.ended, took, lost, tuple(trial.problems), trial.skipped
-    )
+    return Result(chosen, trial.tries, trial.survived, trial.ended, took, lost, tuple(trial.problems), trial.skipped)
