@@ -1,21 +1,26 @@
 # Sourced by the other scripts: makes .venv on first use and brings it up to date when pyproject.toml or the pins change.
+# A script that sets needs=dev before gets what the tests and the checks of the code need too.
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${RLRUN_VENV:-$root/.venv}
 stamp=$venv/.rlrun-installed
+needs=${needs:-}
 want=$(cat "$root/pyproject.toml" "$root/scripts/constraints.txt" "$root/scripts/setup.sh" | sha256sum | cut -d' ' -f1)
-if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
+installed() { [[ "$(cat "$stamp" 2>/dev/null)" == "$want"*"$needs" ]]; }
+if ! installed; then
   python=${PYTHON:-python3}
   "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "rlrun needs Python 3.11 or newer; $python is older (set PYTHON=...)." >&2; exit 2; }
-  echo "First use: installing rlrun and what it needs into $venv (a few minutes) ..." >&2
+  echo "First use: installing rlrun and what it needs into $venv (one to three minutes) ..." >&2
   (
     flock 9                                        # two scripts started together must not both install
-    if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
+    if ! installed; then
       [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-      pins=(-c "$root/scripts/constraints.txt")
-      "$venv/bin/python" -m pip install --disable-pip-version-check -q "${pins[@]}" torch
-      "$venv/bin/python" -m pip install --disable-pip-version-check -q "${pins[@]}" -e "$root[atari,video,multi-agent,dev]"
+      # Compiling every module of every package would take longer than the rest; Python compiles those it imports.
+      pip=("$venv/bin/python" -m pip install --disable-pip-version-check --no-compile -q -c "$root/scripts/constraints.txt")
+      if grep -qs 'dev$' "$stamp"; then needs=dev; fi
+      "${pip[@]}" torch
+      "${pip[@]}" -e "$root[atari,video,multi-agent${needs:+,$needs}]"
       if [ -e "$stamp" ]; then made=; else made=yes; fi
-      echo "$want" > "$stamp"
+      echo "$want $needs" > "$stamp"
       if [ "$made" ]; then
         echo "Installed. To type rlrun without scripts/: source ${venv/#$PWD\//}/bin/activate" >&2
         echo "Or put it on the path for good:            ln -s $venv/bin/rlrun ~/.local/bin/rlrun" >&2
