@@ -13,12 +13,13 @@ if ! installed; then
   (
     flock 9                                        # two scripts started together must not both install
     if ! installed; then
-      [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
-      # Compiling every module of every package would take longer than the rest; Python compiles those it imports.
-      pip=("$venv/bin/python" -m pip install --disable-pip-version-check --no-compile -q -c "$root/scripts/constraints.txt")
+      pip=("$venv/bin/python" -m pip install --disable-pip-version-check -q -c "$root/scripts/constraints.txt")
+      # Compiling every module of every package takes longer than the rest. Python compiles those that it imports, once.
+      [ "${PYTHONDONTWRITEBYTECODE:-}" ] || pip+=(--no-compile)
       if grep -qs 'dev$' "$stamp"; then needs=dev; fi
-      "${pip[@]}" torch
-      "${pip[@]}" -e "$root[atari,video,multi-agent${needs:+,$needs}]"
+      # bash ignores "set -e" here, because of the || below
+      { [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"; } &&
+        "${pip[@]}" torch && "${pip[@]}" -e "$root[atari,video,multi-agent${needs:+,$needs}]" || exit 1
       if [ -e "$stamp" ]; then made=; else made=yes; fi
       echo "$want $needs" > "$stamp"
       if [ "$made" ]; then
