@@ -6,15 +6,17 @@ rlrun train --from-run DIR [seed=2 key=value ...] trains the same run again in a
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rlrun.cli import compose, take_trust
-from rlrun.config.saved import save_config, saved_config
 from rlrun.core.errors import UserError
+from rlrun.dataflow.workers import warm
 
 PLAN = "--plan"
+NO_WORKERS = {"resources=debug", "resources=ray", "resources.inference=serial"}
 
 
 def main(words: list[str]) -> int:
@@ -26,6 +28,8 @@ def main(words: list[str]) -> int:
         return compose([word for word in words if word != PLAN], show_plan)
     if any(word.split("=")[0] == FROM_RUN for word in words):
         return again(words)
+    if not NO_WORKERS.intersection(words) and (os.cpu_count() or 1) > 1:
+        warm()  # before this process imports PyTorch itself
     return compose(words, train)
 
 
@@ -35,6 +39,7 @@ FROM_RUN = "--from-run"
 def again(words: list[str]) -> int:
     """Starts a new run with the config of an old one and these changes."""
     from rlrun.commands.resume import choose_loggers, dotted, loggers_first, set_option
+    from rlrun.config.saved import saved_config
     from rlrun.config.types import parse_assignments
     from rlrun.config.unused import flattened
 
@@ -135,9 +140,10 @@ def start(values: dict[str, Any], given: dict[str, Any], watch: Any = None, said
     for line in lines:
         say(line)
     values["resources"] |= planned.settings()  # a resumed run keeps these, whatever the machine is doing by then
-    values = save_config(values, path)
+    from rlrun.config.saved import save_config
     from rlrun.runtime import session
 
+    values = save_config(values, path)
     return session.run(planned, values, directory, restored=None, watch=watch)
 
 

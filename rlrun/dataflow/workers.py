@@ -3,7 +3,7 @@
 Each worker has its own pipe. Two workers never share a pipe or a lock, so a killed worker cannot block another.
 
 A process that starts workers has one more, the fork server of Python's multiprocessing. It imports PyTorch and the
-modules that workers need, does nothing else, and is forked for each of them. So a worker starts in a moment, where
+modules that workers need (preload.py), does nothing else, and is forked for each of them. So a worker starts in a moment, where
 importing takes seconds of a core, and all share the memory of what was imported. The run's own process cannot be
 forked, because fork after torch has run hangs (pytorch#17199).
 """
@@ -28,8 +28,6 @@ from rlrun.machine.memory import keep_freed
 
 FORKS = sys.platform == "linux"  # the fork server; elsewhere every worker is spawned and imports for itself
 CONTEXT: Any = multiprocessing.get_context("forkserver" if FORKS else "spawn")
-# Parts of rlrun that workers use. The fork server imports those modules of them that its parent has imported.
-PRELOADED = ("core", "ops", "machine", "models", "policies", "families", "dataflow", "samplers", "envs", "replay")
 START_SEC = 120.0  # time that a process may take to start, unless start_within() says otherwise
 # Signals that workers ignore. Ctrl-C and schedulers send them to the whole process group, but only the run's own
 # process decides what happens.
@@ -165,15 +163,14 @@ def _start_server() -> None:
     """Starts the fork server, unless it runs already."""
     if not FORKS:
         return
-    parts = tuple(f"rlrun.{part}." for part in PRELOADED)
-    modules = sorted(name for name in sys.modules if name.startswith(parts))
     with _child_environment(gpu=True):  # as learners need it; the fork server itself never touches a GPU
-        forkserver.set_forkserver_preload(["torch", *modules])
+        forkserver.set_forkserver_preload(["rlrun.dataflow.preload"])
         forkserver.ensure_running()
 
 
 def warm() -> None:
-    """Lets the fork server begin to import, because workers will be needed soon."""
+    """Lets the fork server begin to import, because workers will be needed soon. It does so on another core while this
+    process imports and builds what it needs itself."""
     with _kept_from_signals():
         _start_server()
 

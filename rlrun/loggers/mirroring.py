@@ -19,6 +19,7 @@ from rlrun.core.passwords import masked
 from rlrun.loggers.mirror import Mirror
 
 FLUSH_SEC = 10.0  # seconds between two batches
+AFTER_SEC = 10.0  # the most seconds that the first batch waits for a first row
 FIRST_RETRY_SEC, LONGEST_RETRY_SEC = 2.0, 60.0  # pauses after a failure: the first, and the longest
 
 
@@ -56,6 +57,7 @@ class Mirroring:
             self._say(f"{missing} did not arrive in MLflow yet: rlrun sync {path} sends what is missing")
 
     def _work(self) -> None:
+        self._until_a_row()
         pause = FIRST_RETRY_SEC
         while True:
             ended = self.ended
@@ -79,6 +81,12 @@ class Mirroring:
                 self.wake.wait(wait)
             elif self.away:
                 time.sleep(min(wait, 0.5))  # the run waits for this thread, but not for long
+
+    def _until_a_row(self) -> None:
+        """Lets the run begin. To import MLflow takes this process seconds, which the first update would wait for."""
+        rows, end = self.mirror.run_dir / "progress.jsonl", time.monotonic() + AFTER_SEC
+        while self.ended is None and time.monotonic() < end and not (rows.exists() and rows.stat().st_size):
+            self.wake.wait(0.1)
 
     def _answered(self) -> None:
         self._show_link()
