@@ -3,9 +3,9 @@
 Each worker has its own pipe. Two workers never share a pipe or a lock, so a killed worker cannot block another.
 
 A process that starts workers has one more, the fork server of Python's multiprocessing. It imports PyTorch and the
-modules that workers need (preload.py), does nothing else, and is forked for each of them. So a worker starts in a moment, where
-importing takes seconds of a core, and all share the memory of what was imported. The run's own process cannot be
-forked, because fork after torch has run hangs (pytorch#17199).
+modules that workers need (preload.py), does nothing else, and is forked for each of them. So a worker starts in a
+moment, where importing takes seconds of a core, and all share the memory of what was imported. The run's own process
+cannot be forked, because fork after torch has run hangs (pytorch#17199).
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -53,15 +54,21 @@ def fixed_loop() -> float:
     return time.perf_counter() - started
 
 
-def seen(run: psutil.Process) -> dict[str, float]:
-    """Memory, files, shared memory and threads of a process and its children. Those that have just ended are left out."""
+def seen(run: psutil.Process) -> dict[str, Any]:
+    """Memory, files, shared memory and threads of a process and its children. Those that have just ended are left out.
+    by_program: the memory of all processes of a name, in MB, of its own and shared."""
     memory = files = threads = 0.0
     shared: dict[str, float] = {}
+    by_program: dict[str, float] = {}
     for process in [run, *run.children(recursive=True)]:
         try:
+            program = "the run's own process" if process.pid == run.pid else process.name()
             for line in Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines():
                 if line.startswith(("Pss_Anon:", "Pss_Shmem:")):
-                    memory += int(line.split()[1]) / 1024
+                    amount = int(line.split()[1]) / 1024
+                    memory += amount
+                    key = f"{program}, {'its own' if line.startswith('Pss_Anon:') else 'shared'}"
+                    by_program[key] = by_program.get(key, 0.0) + amount
             files += process.num_fds()
             threads += process.num_threads()
             for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
@@ -72,7 +79,7 @@ def seen(run: psutil.Process) -> dict[str, float]:
                     shared[key] = max(shared.get(key, 0.0), (last - first) / 2**20)
         except (OSError, psutil.Error):
             continue
-    return {"memory_mb": memory, "files": files, "threads": threads, "shared_mb": sum(shared.values())}
+    return {"memory_mb": memory, "files": files, "threads": threads, "shared_mb": sum(shared.values()), "by_program": by_program}
 
 
 def last_row(path: Path) -> dict[str, float]:
@@ -96,7 +103,7 @@ def soak(name: str, seconds: float, words: list[str], out: Path) -> int:
     run_dir = runs / name
     command = [sys.executable, "-m", "rlrun", "train", *words, f"run_dir={run_dir}", "env_steps=1e12"]
     started = time.time()
-    looks: list[dict[str, float]] = []
+    looks: list[dict[str, Any]] = []
     with (runs / "output.txt").open("w") as output:
         child = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
         run = psutil.Process(child.pid)
@@ -112,7 +119,7 @@ def soak(name: str, seconds: float, words: list[str], out: Path) -> int:
             look |= {"at": time.time() - started, "loop_sec": loop, "env_steps": row.get("env_steps", 0)}
             look |= {"wall_sec": row.get("time_sec", 0.0)}
             look |= {key: row[key] for key in row if key.startswith("restarts/")}
-            look["return"] = row.get("sample/return_mean")  # type: ignore[assignment]
+            look["return"] = row.get("sample/return_mean")
             looks.append(look)
         alive = child.poll() is None
         if alive:
@@ -146,10 +153,11 @@ def soak(name: str, seconds: float, words: list[str], out: Path) -> int:
     if looks:
         draw(result, out / f"{name}.png")
     print(table([result]))
+    print(grown(result))
     return 0 if alive and result["flat"] else 1
 
 
-def judged(looks: list[dict[str, float]]) -> dict:
+def judged(looks: list[dict[str, Any]]) -> dict:
     """Slopes in an hour with their standard errors, and the speed of the last sixth divided by the first's."""
     if len(looks) < 12:
         return {"slopes": {}, "speed": None, "flat": False}
@@ -170,11 +178,16 @@ def judged(looks: list[dict[str, float]]) -> dict:
     first = (at >= at[-1] * WARM_UP) & (at < at[-1] * 2 * WARM_UP)
     last = at >= at[-1] * (1 - WARM_UP)
     speed = steps_in_a_loop(looks, last) / steps_in_a_loop(looks, first)
+    programs = {name for look in looks for name in look.get("by_program", ())}
+    growth = {
+        name: float(np.polyfit(hours, np.array([look["by_program"].get(name, 0.0) for look in looks])[after], 1)[0])
+        for name in programs
+    }
     flat = all(slopes[key]["per_hour"] - 2 * slopes[key]["error"] <= NAMES[key][2] for key in NAMES)
-    return {"slopes": slopes, "speed": speed, "flat": bool(flat and speed >= SPEED)}
+    return {"slopes": slopes, "growth": growth, "speed": speed, "flat": bool(flat and speed >= SPEED)}
 
 
-def steps_in_a_loop(looks: list[dict[str, float]], which: np.ndarray) -> float:
+def steps_in_a_loop(looks: list[dict[str, Any]], which: np.ndarray) -> float:
     """Env steps in the time that the fixed loop takes, over the looks that are chosen."""
     chosen = [look for look, take in zip(looks, which, strict=True) if take]
     steps = chosen[-1]["env_steps"] - chosen[0]["env_steps"]
@@ -228,6 +241,14 @@ def table(results: list[dict]) -> str:
     return "\n".join(lines)
 
 
+def grown(result: dict) -> str:
+    """A sentence about the programs whose memory grew most."""
+    most = sorted(result.get("growth", {}).items(), key=lambda one: -abs(one[1]))[:4]
+    if not most:
+        return ""
+    return "What changed most, in MB an hour: " + "; ".join(f"{name} {slope:+.1f}" for name, slope in most) + "."
+
+
 def page() -> None:
     results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
     lines = [
@@ -247,7 +268,7 @@ def page() -> None:
             f"## {result['name']}",
             "",
             f"`{result['soak']}` ran on {result['date']} on {machine['cores']} cores of an {machine['cpu']}, "
-            f"commit {(result['commit'] or 'unknown')[:10]}. {'It is flat.' if result['flat'] else 'It is not flat.'}",
+            f"commit {(result['commit'] or 'unknown')[:10]}. {'It is flat.' if result['flat'] else 'It is not flat.'} {grown(result)}",
             "",
             f"![{result['name']}](../tuned/results/soak/{result['name']}.png)",
             "",
