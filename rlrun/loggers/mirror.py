@@ -18,11 +18,13 @@ lost is sent a second time; it has the same times and steps then, and MLflow kee
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -182,6 +184,12 @@ class Mirror:
             return
         tags = {f"rlrun.{name}": facts[name] for name in ("pid", "host", "command", "git_commit") if name in facts}
         tags |= {"rlrun.run_dir": str(self.run_dir.resolve())}
+        # MLflow's own names, which its pages show as the run's user, source and version.
+        shown = {"command": "mlflow.source.name", "git_commit": "mlflow.source.git.commit"}
+        tags |= {name: facts[fact] for fact, name in shown.items() if facts.get(fact)}
+        tags |= {"mlflow.source.type": "LOCAL"}
+        with suppress(OSError, KeyError, ImportError):  # a container's user may have no name
+            tags["mlflow.user"] = getpass.getuser()
         if self.place.parent is not None:
             tags["mlflow.parentRunId"] = self.place.parent
         for name, value in tags.items():

@@ -77,6 +77,7 @@ def test_sync_sends_what_is_missing_and_nothing_twice(tmp_path, capsys):
     assert history(uri, run) == rows and len(rows) >= 3
     assert run.info.run_name == "pg CartPole-v1 seed 5 (run)" and run.info.status == "FINISHED"
     assert run.data.params["env.name"] == "CartPole-v1" and run.data.tags["rlrun.command"].startswith("rlrun train")
+    assert run.data.tags["mlflow.source.name"] == run.data.tags["rlrun.command"] and run.data.tags["mlflow.user"]
     assert {one.path for one in client(uri).list_artifacts(run.info.run_id)} == {"config.yaml", "summary.json", "checkpoint"}
     last = json.loads((path / "progress.jsonl").read_text().splitlines()[-1])
     times = [point.timestamp for point in client(uri).get_metric_history(run.info.run_id, "time_sec")]
