@@ -148,8 +148,8 @@ def parts(env: str) -> tuple[dict[str, Any], dict[str, Any]]:
         "rows": rows,
         "columns": columns,
         "fragments": needed,
-        "slots": own.in_flight,
-        "calls_ahead": 2,
+        "slots": made.config.runner.requests_in_flight,
+        "calls_ahead": 1,  # the default of resources.ray.calls_ahead
         "answer": max(1, ANSWER_BYTES // bytes_each),
         "step_sec": fragment_sec / steps,
         "pack_sec": pack_sec / steps,

@@ -58,6 +58,11 @@ class ClusterFacts:
     def fragment_steps(self) -> int:
         return self.rows * self.columns
 
+    @property
+    def most(self) -> int:
+        """Fragments in one answer: at most a node's part of a train batch, as in cluster/sampler.py."""
+        return min(self.answer, self.samplers * self.slots, -(-self.fragments // self.nodes))
+
 
 class Loop:
     """Simulated time."""
@@ -204,7 +209,7 @@ class _Node:
         """Packs what is filled, or waits for it."""
         if not self.serving or self.packing or not self.filled:
             return
-        count = min(len(self.filled), self.facts.answer)
+        count = min(len(self.filled), self.facts.most)
         taken = [self.filled.popleft() for _ in range(count)]
         began = self.run.loop.now
         self.packing = 1.0
@@ -338,10 +343,10 @@ class Simulation:
 
     def ask(self) -> None:
         """Gives hosts as many calls as they should have."""
-        most = min(self.facts.answer, self.facts.samplers * self.facts.slots)
+        most = self.facts.most
         short = len(self.arrived) < self.facts.fragments
         for node in self.nodes:
-            while node.outstanding < self.facts.calls_ahead and (short or node.here <= most):
+            while node.outstanding + node.here // most < self.facts.calls_ahead or (short and not node.outstanding):
                 node.ask(self.version)
 
     # -- result --------------------------------------------------------------------------------------------------------

@@ -4,9 +4,9 @@ learner                                                     host on each machine
 collect(newest weights, free slots)  -- calls ahead -->     publishes the weights to its samplers in shared memory
 fragments                            <-- packed bytes --    hands over those that are filled
 
-Each host has a few calls waiting. It gets no further one while its fragments are waiting here, so samplers that are
-faster than the learner fill their slots and wait. Samplers have the numbers, seeds and environments that they would
-have on one machine.
+Each host has a call waiting, or a few. It gets no further one while its part of a train batch is waiting here, so
+samplers that are faster than the learner fill their slots and wait, and rows are not much older than on one machine.
+Samplers have the numbers, seeds and environments that they would have on one machine.
 """
 
 from __future__ import annotations
@@ -84,8 +84,9 @@ class Arrivals(FragmentStore):
 class _Rows:
     """The rows of one part on their way."""
 
-    def __init__(self, slots: int):
+    def __init__(self, slots: int, most: int):
         self.slots = slots  # fragments that its samplers have room for
+        self.most = most  # fragments that one answer may hold
         self.here = 0  # fragments that have arrived and were not taken
         # Where samplers wait for new weights: slots whose rows are here, and those that are free without its knowing.
         self.outside: set[Key] = set()
@@ -106,18 +107,20 @@ class HostSampler:
         shares: Sequence[tuple[str, int]],
         form: Form,
         synchronous: bool,
+        batch: int = 0,
         restarts: Restarts | None = None,
         shared: bool = False,
     ):
         """plan: that of all samplers. kind: the class of a host. brief: what every host is told. shares: the machines
         and the samplers of each. synchronous: whether samplers wait for new weights before they fill a slot
-        again. shared: whether other processes of this machine read what has arrived."""
+        again. batch: the fragments of a train batch that is made of the newest rows; 0: rows are learnt from later, so
+        that their age here does not matter. shared: whether other processes of this machine read what has arrived."""
         self.plan, self.cfg, self.form, self.synchronous = plan, cfg, form, synchronous
         self.columns, self.total_columns = plan.columns, plan.columns * plan.workers
         self.slots = Arrivals(plan.layout, plan.workers * plan.in_flight if shared else 0)
         self.arrived: deque[tuple[_Rows, PackedFragment]] = deque()
         self.owner: dict[Key, tuple[_Rows, Key]] = {}  # of the places in use: the host's slot of each
-        self.most = max(1, ANSWER_BYTES // layout_bytes(plan.layout))
+        self.batch, self.most = batch, max(1, ANSWER_BYTES // layout_bytes(plan.layout))
         self.wanted = 0  # fragments that take() waits for
         told = {"generation": plan.generation, "synchronous": synchronous, "compress": form.compress}
         wanted = HostsWanted(kind, {**brief, **told}, shares, plan.first, plan.limits.start_sec, plan.timeout_sec)
@@ -131,7 +134,11 @@ class HostSampler:
 
     def _of(self, part: HostPart) -> _Rows:
         if part.number not in self.rows:
-            self.rows[part.number] = _Rows(part.workers * self.plan.in_flight)
+            slots = part.workers * self.plan.in_flight
+            most = min(self.most, slots)
+            if self.batch:
+                most = min(most, -(-self.batch * part.workers // self.plan.workers))
+            self.rows[part.number] = _Rows(slots, slots if self.synchronous else most)
         return self.rows[part.number]
 
     def _lost(self, part: HostPart) -> int:
@@ -141,7 +148,7 @@ class HostSampler:
         rows.begun = False
         filling = rows.slots - len(rows.outside)
         if not self.synchronous:  # slots are filled again while the rows of earlier calls travel
-            filling += len(part.calls) * min(self.most, rows.slots)
+            filling += len(part.calls) * rows.most
         return filling * self.plan.envs * int(self.plan.layout["reward"].shape[0])  # type: ignore[union-attr]
 
     def _ask(self) -> None:
@@ -154,16 +161,16 @@ class HostSampler:
                 if not part.calls and len(rows.outside) < rows.slots:
                     self._collect(part, rows)
             else:
-                while len(part.calls) < self.cfg.calls_ahead and (
-                    rows.here <= min(self.most, rows.slots) or len(self.arrived) < self.wanted
+                # A call whose answer waits here counts until the learner has taken it.
+                while len(part.calls) + rows.here // rows.most < self.cfg.calls_ahead or (
+                    not part.calls and len(self.arrived) < self.wanted
                 ):
                     self._collect(part, rows)
 
     def _collect(self, part: HostPart, rows: _Rows) -> None:
         # A new host has the slots that the lost one had, and must not fill those whose rows are here.
         held = [] if rows.begun else [*rows.outside, *rows.freed]
-        most = rows.slots if self.synchronous else self.most
-        self.hosts.call(part, "collect", *self.hosts.letter(part), rows.freed, held, most)
+        self.hosts.call(part, "collect", *self.hosts.letter(part), rows.freed, held, rows.most)
         rows.begun, rows.freed = True, []
 
     def _receive(self, timeout: float) -> None:

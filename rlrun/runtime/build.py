@@ -263,6 +263,7 @@ class LearnerParts:
             plan.shares,
             Form(plan.fragment, self.spec.stack, cfg.compress),
             synchronous=self.config.runner.synchronous,
+            batch=0 if plan.replay is not None else plan.columns_per_learner // plan.fragment_columns,
             restarts=self.restarts,
             shared=plan.replay is not None and plan.replay.shards is not None,
         )

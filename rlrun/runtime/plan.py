@@ -406,6 +406,8 @@ def fragments_per_producer(config: Typed, needs: Needs, resources: Resources) ->
         return 1  # a sampler plays a round and waits for the next one's policies
     if runner.synchronous:
         return held // resources.producers_per_learner
+    if resources.nodes:  # a train batch is held where it arrives
+        return runner.requests_in_flight
     return max(runner.requests_in_flight, -(-(held + 1) // resources.producers_per_learner))
 
 

@@ -106,6 +106,24 @@ def test_a_batch_may_hold_more_fragments_than_answers_bring(typed, monkeypatch):
         sampler.close()
 
 
+def test_rows_that_wait_for_a_slow_learner_are_few(typed, monkeypatch):
+    """A batch is one fragment of each machine: one waits here, and each machine's sampler has room for two."""
+    wiring = counting(typed, monkeypatch)
+    algorithm, sampler = wiring.algorithm(), wiring.sampler(0)
+    try:
+        for updates in range(8):
+            sampler.publish(algorithm.policy, Clock(updates=updates))
+            for _ in range(10):
+                sampler._receive(0.05)  # the learner is busy
+            assert len(sampler.arrived) <= 2
+            fragments = sampler.take(2)
+            assert all(updates - fragment.header.updates <= 3 for fragment in fragments)
+            sampler.free(fragments)
+        assert updates - fragments[-1].header.updates >= 1, "samplers were ahead, so that the bound was tried"
+    finally:
+        sampler.close()
+
+
 def weights(path):
     checkpoints = Checkpoints(path / "checkpoints", keep=1)
     return checkpoints.load(parts=("policy",))[0]["policy"]
