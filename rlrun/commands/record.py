@@ -1,12 +1,13 @@
 """rlrun record RUN_DIR [to=DIR episodes=100|env_steps=N greedy|explore|random checkpoint=last|best|<env steps> seed=0
-num_envs=8] [--json]
+num_envs=8 env=NAME] [--json]
 
 Plays the environment of a run with its policy and records what happens, as a data set for runner=offline, rlrun data
 and rlrun estimate. The policy explores as in training (explore, the default), takes its best actions (greedy), or
 random legal actions are taken (random). With episodes=, whole episodes are recorded, the same number in every
 environment; with env_steps=, recording ends when so many steps were taken, and episodes that are not over then are
 marked as cut. Data are written to to=DIR, by default RUN_DIR/data, and are added to those that are there. Environment
-seeds are those of no training and no evaluation; another seed= gives other episodes."""
+seeds are those of no training and no evaluation; another seed= gives other episodes. env= names the environment for a
+run that learnt from data alone; by default it is the one of the data."""
 
 from __future__ import annotations
 
@@ -31,9 +32,10 @@ class RecordOptions:
     checkpoint: str | int
     seed: Annotated[int, NotNegative]
     num_envs: Annotated[int, Count]
+    env: str | None
 
 
-DEFAULTS = {"to": None, "episodes": None, "env_steps": None, "checkpoint": "last", "seed": 0, "num_envs": 8}
+DEFAULTS = {"to": None, "episodes": None, "env_steps": None, "checkpoint": "last", "seed": 0, "num_envs": 8, "env": None}
 
 
 def main(words: list[str]) -> int:
@@ -53,12 +55,13 @@ def main(words: list[str]) -> int:
 
     import torch
 
+    from rlrun.runtime.played_env import in_environment
     from rlrun.runtime.record import Wish, record
     from rlrun.runtime.rundir import command_line
     from rlrun.runtime.trained import load
 
     torch.set_num_threads(1)
-    trained = load(path, str(options.checkpoint), trusted)
+    trained = in_environment(load(path, str(options.checkpoint), trusted), options.env)
     folder = Path(options.to) if options.to is not None else path / "data"
     way = ways[0] if ways else "explore"
     if not as_json:

@@ -1,4 +1,4 @@
-"""The environment in which a trained policy can be played: evaluate, watch and estimate ask for it."""
+"""The environment in which a trained policy can be played: evaluate, watch, record and estimate ask for it."""
 
 from __future__ import annotations
 

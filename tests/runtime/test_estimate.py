@@ -598,6 +598,8 @@ def test_a_run_without_an_environment_is_played_where_the_data_s_is_known(run_an
     assert re.search(r"The policy played 5 episodes with a mean return of \d+\.?\d* \(95%: [\d.-]+ to [\d.]+\)\.", said())
     assert _dispatch(["evaluate", str(run), "episodes=3"]) == 0
     assert "CartPole-v1 at 500 env steps: return" in capsys.readouterr().out
+    assert _dispatch(["record", str(run), "episodes=2", f"to={tmp_path / 'again'}"]) == 0
+    assert "2 trajectories" in capsys.readouterr().out
     with pytest.raises(UserError, match="Acrobot-v1 has other observations here than in the data"):
         _dispatch(["evaluate", str(run), "env=Acrobot-v1"])
     with pytest.raises(UserError, match="env= is for runs that learnt from data"):
