@@ -35,7 +35,15 @@ class RecordOptions:
     env: str | None
 
 
-DEFAULTS = {"to": None, "episodes": None, "env_steps": None, "checkpoint": "last", "seed": 0, "num_envs": 8, "env": None}
+DEFAULTS = {
+    "to": None,
+    "episodes": None,
+    "env_steps": None,
+    "checkpoint": "last",
+    "seed": 0,
+    "num_envs": 8,
+    "env": None,
+}
 
 
 def main(words: list[str]) -> int:
