@@ -3,7 +3,7 @@
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=${RLRUN_VENV:-$root/.venv}
 stamp=$venv/.rlrun-installed
-needs=${needs:-}
+[ "${needs:-}" = dev ] || needs=
 want=$(cat "$root/pyproject.toml" "$root/scripts/constraints.txt" "$root/scripts/setup.sh" | sha256sum | cut -d' ' -f1)
 installed() { [[ "$(cat "$stamp" 2>/dev/null)" == "$want"*"$needs" ]]; }
 if ! installed; then
@@ -17,10 +17,10 @@ if ! installed; then
       # Compiling every module of every package takes longer than the rest. Python compiles those that it imports, once.
       [ "${PYTHONDONTWRITEBYTECODE:-}" ] || pip+=(--no-compile)
       if grep -qs 'dev$' "$stamp"; then needs=dev; fi
+      case "$(cat "$stamp" 2>/dev/null)" in "" | partial*) made=yes ;; *) made= ;; esac
       # bash ignores "set -e" here, because of the || below
-      { [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"; } &&
-        "${pip[@]}" torch && "${pip[@]}" -e "$root[atari,video,multi-agent${needs:+,$needs}]" || exit 1
-      if [ -e "$stamp" ]; then made=; else made=yes; fi
+      { "$venv/bin/python" -m pip --version > /dev/null 2>&1 || "$python" -m venv --clear "$venv"; } &&
+        echo "partial $needs" > "$stamp" && "${pip[@]}" torch && "${pip[@]}" -e "$root[atari,video,multi-agent${needs:+,$needs}]" || exit 1
       echo "$want $needs" > "$stamp"
       if [ "$made" ]; then
         echo "Installed. To type rlrun without scripts/: source ${venv/#$PWD\//}/bin/activate" >&2

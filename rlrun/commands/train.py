@@ -13,10 +13,11 @@ from typing import Any
 
 from rlrun.cli import compose, take_trust
 from rlrun.core.errors import UserError
-from rlrun.dataflow.workers import warm
+from rlrun.dataflow.workers import cool, warm
 
 PLAN = "--plan"
-NO_WORKERS = {"resources=debug", "resources=ray", "resources.inference=serial"}
+# Words that say that this process starts no workers.
+NO_WORKERS = {"resources=debug", "resources=ray", "resources.inference=serial", "runner=offline"}
 
 
 def main(words: list[str]) -> int:
@@ -28,9 +29,16 @@ def main(words: list[str]) -> int:
         return compose([word for word in words if word != PLAN], show_plan)
     if any(word.split("=")[0] == FROM_RUN for word in words):
         return again(words)
-    if not NO_WORKERS.intersection(words) and (os.cpu_count() or 1) > 1:
+    if words and not NO_WORKERS.intersection(words) and not any(word.startswith("-") for word in words) and cores() > 1:
         warm()  # before this process imports PyTorch itself
-    return compose(words, train)
+    try:
+        return compose(words, train)
+    finally:
+        cool()  # a command that ends at once must not leave it importing
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 FROM_RUN = "--from-run"

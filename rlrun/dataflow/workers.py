@@ -18,9 +18,10 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from rlrun.core.errors import ProcessLost, RunFailed, explained
@@ -36,9 +37,10 @@ READY = "ready"  # a worker's first message
 
 
 class _Start:
-    """How long processes that this one starts may take until they are ready."""
+    """How long processes that this one starts may take until they are ready, and whether the fork server has started
+    none yet."""
 
-    sec = START_SEC
+    sec, unused = START_SEC, False
 
 
 def start_within(seconds: float) -> None:
@@ -130,11 +132,11 @@ def _bootstrap(
 
 
 @contextmanager
-def _child_environment(gpu: bool):
+def _child_environment(gpu: bool, more: Mapping[str, str] = MappingProxyType({})):
     """Sets the child's environment, before it imports anything: one thread, and no GPU unless it learns."""
-    change = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1") | (
-        {} if gpu else {"CUDA_VISIBLE_DEVICES": ""}
-    )
+    change = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1") | dict(more)
+    if not gpu:
+        change["CUDA_VISIBLE_DEVICES"] = ""
     before = {name: os.environ.get(name) for name in change}
     os.environ.update(change)
     try:
@@ -163,7 +165,8 @@ def _start_server() -> None:
     """Starts the fork server, unless it runs already."""
     if not FORKS:
         return
-    with _child_environment(gpu=True):  # as learners need it; the fork server itself never touches a GPU
+    # As learners need it; the fork server itself never touches a GPU. Nothing is imported from the current folder.
+    with _child_environment(gpu=True, more={"PYTHONSAFEPATH": "1"}):
         forkserver.set_forkserver_preload(["rlrun.dataflow.preload"])
         forkserver.ensure_running()
 
@@ -171,8 +174,21 @@ def _start_server() -> None:
 def warm() -> None:
     """Lets the fork server begin to import, because workers will be needed soon. It does so on another core while this
     process imports and builds what it needs itself."""
+    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    before = server._forkserver_pid
     with _kept_from_signals():
         _start_server()
+    _Start.unused = _Start.unused or server._forkserver_pid != before
+
+
+def cool() -> None:
+    """Ends a fork server that warm() has started and that no worker has come from, because none is needed after all."""
+    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    if FORKS and _Start.unused and server._forkserver_pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(server._forkserver_pid, signal.SIGKILL)  # it may be importing, and would go on
+        server._stop()
+    _Start.unused = False
 
 
 class Worker:
@@ -181,6 +197,7 @@ class Worker:
     def __init__(self, name: str, target: Callable, args: tuple, learner: bool = False):
         self.name = name
         self.pipe, child = CONTEXT.Pipe()
+        _Start.unused = False
         try:
             with _kept_from_signals():
                 _start_server()

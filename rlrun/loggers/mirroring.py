@@ -19,7 +19,7 @@ from rlrun.core.passwords import masked
 from rlrun.loggers.mirror import Mirror
 
 FLUSH_SEC = 10.0  # seconds between two batches
-AFTER_SEC = 10.0  # the most seconds that the first batch waits for a first row
+AFTER_SEC = 3.0  # the most seconds that the first batch waits for a first row
 FIRST_RETRY_SEC, LONGEST_RETRY_SEC = 2.0, 60.0  # pauses after a failure: the first, and the longest
 
 
@@ -84,9 +84,16 @@ class Mirroring:
 
     def _until_a_row(self) -> None:
         """Lets the run begin. To import MLflow takes this process seconds, which the first update would wait for."""
-        rows, end = self.mirror.run_dir / "progress.jsonl", time.monotonic() + AFTER_SEC
-        while self.ended is None and time.monotonic() < end and not (rows.exists() and rows.stat().st_size):
+        end, before = time.monotonic() + AFTER_SEC, self._size()
+        while self.ended is None and time.monotonic() < end and self._size() == before:
             self.wake.wait(0.1)
+
+    def _size(self) -> int:
+        """Bytes of the rows."""
+        try:
+            return (self.mirror.run_dir / "progress.jsonl").stat().st_size
+        except OSError:
+            return 0
 
     def _answered(self) -> None:
         self._show_link()

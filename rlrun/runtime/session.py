@@ -29,7 +29,7 @@ from rlrun.core.run import Run
 from rlrun.core.schedule import Clock
 from rlrun.core.signals import Signals
 from rlrun.core.watchdog import Watchdog
-from rlrun.dataflow.workers import start_within, warm
+from rlrun.dataflow.workers import cool, start_within, warm
 from rlrun.loggers.console import console, say
 from rlrun.loggers.histograms import Histograms
 from rlrun.loggers.imagined import Imagining
@@ -91,7 +91,9 @@ def run(
     """Trains and returns the exit code. values: the plain config that was saved. watch: for a run from Python."""
     keep_freed()
     torch.set_num_threads(1)  # until the learner sets its own number
-    if plan.resources.inference != "serial" and not plan.resources.nodes:
+    if plan.resources.inference == "serial" or plan.resources.nodes:
+        cool()
+    else:
         warm()  # it imports while this process builds the run
     signals = Signals()
     signals.install()

@@ -3,15 +3,19 @@
 import functools
 import os
 import signal
+import subprocess
+import sys
 import time
+from multiprocessing import forkserver
 
 import numpy as np
+import psutil
 import pytest
 from conftest import compose
 
 from rlrun.config.run import type_config
 from rlrun.core.errors import ProcessLost, RunFailed, UserError
-from rlrun.dataflow.workers import FORKS, READY, START_SEC, Workers, carrying, start_sec, start_within, warm
+from rlrun.dataflow.workers import FORKS, READY, START_SEC, Workers, carrying, cool, start_sec, start_within, warm
 
 
 def ready(pipe, *names):
@@ -24,8 +28,16 @@ def ready(pipe, *names):
 def own(pipe):
     pipe.send(READY)
     pipe.recv()
-    pipe.send((os.environ.get("RLRUN_TEST_LATE"), os.getppid(), np.random.rand()))
+    imported = "rlrun.dataflow.preload" in sys.modules and "rlrun.samplers.collector" in sys.modules
+    pipe.send((imported and os.environ.get("RLRUN_TEST_LATE"), os.getppid(), np.random.rand()))
     pipe.recv()
+
+
+def environment(process):
+    try:
+        return process.environ()
+    except psutil.Error:
+        return {}
 
 
 def never_ready(pipe):
@@ -67,7 +79,7 @@ def test_forked_workers_are_processes_of_their_own(monkeypatch):
     """They know today's environment and have random numbers of their own; when the fork server dies, so do they, and
     others can be started."""
     warm()
-    monkeypatch.setenv("RLRUN_TEST_LATE", "known")
+    monkeypatch.setenv("RLRUN_TEST_LATE", "known")  # after the server has begun
     parents, numbers = set(), set()
     for _ in range(2):
         workers = Workers()
@@ -86,6 +98,29 @@ def test_forked_workers_are_processes_of_their_own(monkeypatch):
         finally:
             workers.stop()
     assert len(parents) == 2 and len(numbers) == 4
+
+
+@pytest.mark.skipif(not FORKS, reason="workers are spawned here")
+def test_a_command_that_starts_no_worker_leaves_nothing(tmp_path):
+    """Not even the end of its output is late: the fork server, which may be importing, has the same one."""
+    began = time.monotonic()
+    text = "import sys; sys.argv = ['rlrun', 'train', 'algo=ppo', 'env=CartPole-v1', 'algo.lrr=1']; import rlrun.cli as c; c.main()"
+    made = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, env={**os.environ, "RLRUN_T": str(tmp_path)})
+    assert made.returncode == 2 and "algo.lr" in made.stderr and "Traceback" not in made.stderr
+    time.sleep(0.2)
+    left = [one.pid for one in psutil.process_iter() if environment(one).get("RLRUN_T") == str(tmp_path)]
+    assert not left and time.monotonic() - began < 60
+
+    warm()
+    cool()
+    assert forkserver._forkserver._forkserver_pid is None, "nothing had come from it"
+    workers = Workers()
+    try:
+        workers.start_all(ready, {"one": ()})
+        cool()
+        assert workers.members[0].process.is_alive(), "a server that is used stays"
+    finally:
+        workers.stop()
 
 
 def test_the_option_is_the_time_that_processes_have(tmp_path):
