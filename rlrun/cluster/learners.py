@@ -176,7 +176,7 @@ def company_on_nodes(
         try:
             hosts.learn(store)
             with through(address):
-                ranks = ProcessRanks(0, wanted.world, store, timeout, memory=None, look=hosts.look)
+                ranks = ProcessRanks(0, wanted.world, store, timeout, apart=True, look=hosts.look)
             yield ranks
         except Disconnected as error:
             raise hosts.blamed(error) from error

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from rlrun.core.algorithm import Update
 from rlrun.core.batch import Batch
 from rlrun.core.env import Rows, Step
-from rlrun.core.errors import RunFailed, UserError
+from rlrun.core.errors import RunFailed, UserError, told
 from rlrun.core.plugins import load_object
 from rlrun.core.schedule import Clock
 
@@ -107,21 +107,21 @@ def call(callback: Callback | EnvCallback, event: str, *facts: Any) -> Any:
     except Exception as error:  # a callback is the user's code
         kind = type(callback)
         raise RunFailed(
-            f"callbacks={kind.__module__}:{kind.__qualname__} failed in {event}: {type(error).__name__}: {error}"
+            f"callbacks={kind.__module__}:{kind.__qualname__} failed in {event}: {told(error, __file__)}"
         ) from error
 
 
 def call_for_numbers(callback: Callback | EnvCallback, event: str, *facts: Any) -> dict[str, float]:
     """Calls a method of a callback that may return numbers. Returns them as custom/<name>."""
-    told = call(callback, event, *facts)
-    if told is None:
+    found = call(callback, event, *facts)
+    if found is None:
         return {}
     try:
-        return {f"custom/{name}": float(value) for name, value in told.items()}
+        return {f"custom/{name}": float(value) for name, value in found.items()}
     except (AttributeError, TypeError, ValueError):
         kind = type(callback)
         raise RunFailed(
-            f"callbacks={kind.__module__}:{kind.__qualname__} returned {told!r} from {event}, and not numbers by name"
+            f"callbacks={kind.__module__}:{kind.__qualname__} returned {found!r} from {event}, and not numbers by name"
         ) from None
 
 

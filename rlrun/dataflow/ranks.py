@@ -13,8 +13,8 @@ from __future__ import annotations
 import functools
 import os
 import tempfile
-from collections.abc import Callable
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -45,20 +45,19 @@ class ProcessRanks(Ranks):
         world: int,
         store: dist.Store,
         timeout_sec: float,
-        memory: str | None,
+        apart: bool = False,
         look: Callable[[], None] | None = None,
     ):
-        """store: that all learners have. memory: where files may lie through which all learners of one machine share
-        memory; None: they are on several machines, and on CPUs. look: called now and then while this learner waits for
-        the others; it raises if it knows that one is gone."""
+        """store: that all learners have. apart: whether they are on several machines, and on CPUs. look: called now
+        and then while this learner waits for the others; it raises if it knows that one is gone."""
         super().__init__(rank, world)
-        self.apart = memory is None
+        self.apart = apart
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and not self.apart else "gloo"
         patience = timedelta(seconds=timeout_sec) if rank == 0 else FOREVER
         before = connections() if self.apart else set()
         together(dist.init_process_group, backend, None, patience, world, rank, store)
         self.store = store
-        self.path, self.look = memory, look
+        self.look = look
         self.connections: set[int] = set()  # with learners on other machines
         self.waiting = False  # whether an exchange has begun and not ended
         # Memory that all learners share, one tensor for each size and dtype of large tensors.
@@ -101,10 +100,10 @@ class ProcessRanks(Ranks):
         part of the numbers. Gloo, which uses sockets, takes three times as long.
         """
         n = x.numel()
-        if n < LARGE or x.device.type != "cpu" or self.path is None:
+        if n < LARGE or x.device.type != "cpu" or self.apart:
             super().sum_(x)
             return
-        memory = self._memory(self.path, n, x.dtype)
+        memory = self._memory(n, x.dtype)
         memory[self.rank].view(x.shape).copy_(x)
         self._exchange(dist.barrier)
         mine = slice(self.rank * n // self.world, (self.rank + 1) * n // self.world)
@@ -112,17 +111,20 @@ class ProcessRanks(Ranks):
         self._exchange(dist.barrier)  # all sums must be complete before any is read or the memory is used again
         x.copy_(memory[self.world].view(x.shape))
 
-    def _memory(self, folder: str, n: int, dtype: torch.dtype) -> Tensor:
+    def _memory(self, n: int, dtype: torch.dtype) -> Tensor:
         """Returns memory [world + 1, n] that all learners share: a row for each learner, and one for the sums."""
         key = (n, dtype)
         if key not in self.memory:
-            path = Path(f"{folder}-{n}-{str(dtype).rpartition('.')[2]}")
-            self.memory[key] = torch.from_file(str(path), shared=True, size=(self.world + 1) * n, dtype=dtype).view(
-                self.world + 1, n
-            )
-            self._exchange(dist.barrier)
-            if self.rank == 0:
-                path.unlink()  # all learners have mapped it by now; without the file a killed run leaves nothing behind
+            called = f"memory {n} {dtype}"
+            with nameless_file() if self.rank == 0 else nullcontext() as path:
+                if path is not None:
+                    self.store.set(called, path)
+                self._exchange(dist.barrier)
+                shape = (self.world + 1, n)
+                self.memory[key] = torch.from_file(
+                    path or self.store.get(called).decode(), shared=True, size=shape[0] * n, dtype=dtype
+                ).view(shape)
+                self._exchange(dist.barrier)  # all learners have mapped it by now, and the file may end
         return self.memory[key]
 
     def gather(self, x: Tensor) -> list[Tensor]:
@@ -179,7 +181,22 @@ def patience(timeout_sec: float) -> float:
 def _on_this_machine(rank: int, world: int, path: str, timeout_sec: float) -> ProcessRanks:
     """Returns the ranks of a learner whose others are on this machine too, and meet in a file at this path."""
     with through(None):
-        return ProcessRanks(rank, world, dist.FileStore(path, world), timeout_sec, memory=path)
+        return ProcessRanks(rank, world, dist.FileStore(path, world), timeout_sec)
+
+
+@contextmanager
+def nameless_file() -> Iterator[str]:
+    """Yields a path of a file in memory that processes of this user on this machine may open. Where Linux allows, the
+    file has no name, so that nothing is left of it when its processes are killed."""
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create("rlrun-ranks")
+        try:
+            yield f"/proc/{os.getpid()}/fd/{file}"
+        finally:
+            os.close(file)
+        return
+    with tempfile.TemporaryDirectory(prefix=f"rlrun-ranks-{os.getpid()}-") as folder:
+        yield str(Path(folder) / "store")
 
 
 @contextmanager
@@ -192,10 +209,7 @@ def company(world: int, learn: Callable[[Ranks], None], timeout_sec: float, thre
         yield Ranks()
         return
     workers, ranks = Workers(), None
-    with tempfile.TemporaryDirectory(
-        prefix=f"rlrun-ranks-{os.getpid()}-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None
-    ) as folder:
-        store = str(Path(folder) / "store")
+    with nameless_file() as store:
         try:
             jobs = {f"learner-{rank}": (learn, rank, world, store, timeout_sec, threads) for rank in range(1, world)}
             workers.start_all(learner_process, jobs, learner=True)

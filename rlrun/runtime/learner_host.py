@@ -41,7 +41,7 @@ class LearnerHost(RunHost):
             with through(address):
                 store = join(address, port, world, start_sec())
                 arrive(store)
-                ranks = ProcessRanks(rank, world, store, told["timeout_sec"], memory=None)
+                ranks = ProcessRanks(rank, world, store, told["timeout_sec"], apart=True)
             share = plan.needs.cut_share
             cut = StoreCut(store, world, share) if share < 1 else None
             job = FollowingLearner(ranks, None, restarts=self.restarts, replaced=self.restarts.news)

@@ -19,7 +19,7 @@ from rlrun.core.saved_files import read_summary
 from rlrun.runtime.rundir import RunDir
 
 SHARED = Path("/dev/shm")
-RANKS = re.compile(r"rlrun-ranks-(\d+)-\w+")  # dataflow/ranks.py makes these folders
+RANKS = re.compile(r"rlrun-ranks-(\d+)-\w+")  # of runs before 2026-11-26, which left them when they were killed
 # Folders of runs in which there are no runs.
 INSIDE = {"checkpoints", "videos", "left_behind", "mlartifacts", "data", "imagined"}
 KILLED = "its process ended without saying why, as when it is killed; rlrun doctor --clean has found it"
