@@ -178,13 +178,8 @@ def judged(looks: list[dict[str, Any]]) -> dict:
     first = (at >= at[-1] * WARM_UP) & (at < at[-1] * 2 * WARM_UP)
     last = at >= at[-1] * (1 - WARM_UP)
     speed = steps_in_a_loop(looks, last) / steps_in_a_loop(looks, first)
-    programs = {name for look in looks for name in look.get("by_program", ())}
-    growth = {
-        name: float(np.polyfit(hours, np.array([look["by_program"].get(name, 0.0) for look in looks])[after], 1)[0])
-        for name in programs
-    }
     flat = all(slopes[key]["per_hour"] - 2 * slopes[key]["error"] <= NAMES[key][2] for key in NAMES)
-    return {"slopes": slopes, "growth": growth, "speed": speed, "flat": bool(flat and speed >= SPEED)}
+    return {"slopes": slopes, "speed": speed, "flat": bool(flat and speed >= SPEED)}
 
 
 def steps_in_a_loop(looks: list[dict[str, Any]], which: np.ndarray) -> float:
@@ -241,12 +236,34 @@ def table(results: list[dict]) -> str:
     return "\n".join(lines)
 
 
+def verdict(result: dict) -> str:
+    """Whether all is flat, or what is not."""
+    if result["flat"] or result["speed"] is None:
+        return "It is flat." if result["flat"] else "It was too short."
+    grew = [NAMES[key][0] for key, one in result["slopes"].items() if one["per_hour"] - 2 * one["error"] > NAMES[key][2]]
+    slower = [f"speed ({100 * result['speed']:.0f} % at the end)"] if result["speed"] < SPEED else []
+    return f"It is flat but for {' and '.join(grew + slower)}."
+
+
 def grown(result: dict) -> str:
-    """A sentence about the programs whose memory grew most."""
-    most = sorted(result.get("growth", {}).items(), key=lambda one: -abs(one[1]))[:4]
-    if not most:
+    """Sentences about the programs whose memory changed most after warm-up, and between which values."""
+    looks = [look for look in result["looks"] if look["at"] >= result["seconds"] * WARM_UP and "by_program" in look]
+    if len(looks) < 3:
         return ""
-    return "What changed most, in MB an hour: " + "; ".join(f"{name} {slope:+.1f}" for name, slope in most) + "."
+    amounts: dict[str, np.ndarray] = {}
+    for number, look in enumerate(looks):
+        for name, amount in look["by_program"].items():
+            program, _, kind = name.rpartition(", ")
+            # Ray adds the method that an actor is in to the name of its process.
+            found = amounts.setdefault(f"{program.partition('.')[0]} ({kind})", np.zeros(len(looks)))
+            found[number] += amount
+    hours = np.array([look["at"] for look in looks]) / 3600
+    slopes = {name: float(np.polyfit(hours, amount, 1)[0]) for name, amount in amounts.items()}
+    most = sorted(slopes, key=lambda name: -abs(slopes[name]))[:3]
+    return "The programs whose memory changed most: " + "; ".join(
+        f"{name} {slopes[name]:+.1f} MB an hour, between {amounts[name].min():.0f} and {amounts[name].max():.0f} MB"
+        for name in most
+    ) + "."
 
 
 def page() -> None:
@@ -268,7 +285,7 @@ def page() -> None:
             f"## {result['name']}",
             "",
             f"`{result['soak']}` ran on {result['date']} on {machine['cores']} cores of an {machine['cpu']}, "
-            f"commit {(result['commit'] or 'unknown')[:10]}. {'It is flat.' if result['flat'] else 'It is not flat.'} {grown(result)}",
+            f"commit {(result['commit'] or 'unknown')[:10]}. {verdict(result)} {grown(result)}".strip(),
             "",
             f"![{result['name']}](../tuned/results/soak/{result['name']}.png)",
             "",
