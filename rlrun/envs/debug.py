@@ -47,6 +47,10 @@ class Counting(gymnasium.Env):
                 time.sleep(3600)
             if self.fault == "not-finite":
                 return np.full(3, np.nan, dtype=np.float32), 0.0, False, False, {}
+            if self.fault == "no-number":
+                return self._obs(), float("inf"), False, False, {}
+            if self.fault == "other-shape":
+                return self._obs()[:2], 0.0, False, False, {}
         self.step_number += 1
         over = self.step_number >= self.length
         return self._obs(), float(self.step_number), over and self.episode % 2 == 0, over and self.episode % 2 == 1, {}

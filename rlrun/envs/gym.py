@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested, Space, leaves, mask_size
 from rlrun.envs import drawing, rewards
 from rlrun.envs.limits import TimeLimits
-from rlrun.envs.misfits import Looker
+from rlrun.envs.misfits import Looker, useless
 from rlrun.envs.mujoco import listen, uses_mujoco
 from rlrun.envs.names import absent, check_present, numbered
 from rlrun.envs.wrapped import Pixels, Repeat
@@ -364,7 +365,7 @@ class _Named(gymnasium.Wrapper):
         self.make, self.name, self.number, self.slot, self.remade, self.new = make, name, number, slot, remade, new
         self.seed: int | None = None
         self.steps = 0
-        self.look = Looker(self.env.observation_space)
+        self.look, self.useless = Looker(self.env.observation_space), useless(self.env.observation_space)
 
     def reset(self, *, seed=None, options=None):
         if seed is not None:
@@ -373,6 +374,8 @@ class _Named(gymnasium.Wrapper):
             with doing(RESET):
                 outcome = self.env.reset(seed=seed, options=options)
             self._look(outcome[0])
+            if (what := self.useless(outcome[0])) is not None:
+                raise ValueError(f"it returned {what}")
             return outcome
         except Exception as error:
             return self._anew(self._failed("reset", error), error)
@@ -388,6 +391,11 @@ class _Named(gymnasium.Wrapper):
                     f" (rlrun check-env {self.name} looks for such mistakes)"
                 )
             self._look(outcome[0])
+            what = self.useless(outcome[0])
+            if what is None and isinstance(outcome[1], float | np.floating) and not math.isfinite(outcome[1]):
+                what = f"the reward {outcome[1]}"
+            if what is not None:
+                raise ValueError(f"it returned {what}")
             return outcome
         except Exception as error:
             failed = self._failed(f"step {self.steps} on action {' '.join(str(action).split())}", error)

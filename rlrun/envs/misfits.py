@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -48,6 +50,29 @@ class Looker:
         """Tells whether an observation holds integers where floats were promised."""
         promised = self.space.dtype if isinstance(self.space, spaces.Box) else None
         return promised is not None and promised.kind == "f" and getattr(observation, "dtype", promised).kind in "iu"
+
+
+def useless(space: gymnasium.Space) -> Callable[[Any], str | None]:
+    """Returns a function that says why nothing can be learnt from an observation, or None if it can: its shape is not
+    that of the space, or it holds NaN or infinity. It takes a microsecond or two, as every step of every environment
+    needs it."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
+        looks = [(key, useless(part)) for key, part in parts]
+        return lambda value: next((said for key, look in looks if (said := look(value[key])) is not None), None)
+    if not isinstance(space, spaces.Box):
+        return lambda value: None
+    shape, floats = space.shape, space.dtype is not None and np.dtype(space.dtype).kind == "f"
+
+    def look(value: Any) -> str | None:
+        array = value if isinstance(value, np.ndarray) else np.asarray(value)
+        if array.shape != shape:
+            return f"an observation of the shape {array.shape}, and its space is Box({list(shape)}, {space.dtype})"
+        if floats and not math.isfinite(array.sum()) and not np.isfinite(array).all():  # a sum may overflow
+            return "an observation that is not finite"
+        return None
+
+    return look
 
 
 def first_of(bad: np.ndarray) -> tuple[int, ...]:

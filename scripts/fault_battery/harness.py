@@ -320,7 +320,10 @@ class Run:
         end = time.monotonic() + 8.0  # a resource tracker ends a moment after its parent
 
         def left() -> tuple[list[str], list[str]]:
-            there = [f"{one.pid} {' '.join(one.cmdline())[-60:]}" for one in alive(self.processes())]
+            there = []
+            for one in alive(self.processes()):
+                with contextlib.suppress(psutil.Error):  # it may have ended meanwhile
+                    there.append(f"{one.pid} {' '.join(one.cmdline())[-60:]}")
             return there, sorted(set(shared_memory()) - self.shared_before)
 
         processes, memory = left()

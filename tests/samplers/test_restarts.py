@@ -50,14 +50,23 @@ def check(taken) -> None:
             assert one.length == LENGTH and one.ret == LENGTH * (LENGTH + 1) / 2, "no episode that was broken off"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_environment_that_raises_is_made_anew_where_it_is(typed, kind, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "fault", "said"),
+    [
+        *((kind, "raise", "told to fail") for kind in KINDS),
+        ("serial", "not-finite", "returned an observation that is not finite"),
+        ("serial", "no-number", "returned the reward inf"),
+        ("serial", "other-shape", r"returned an observation of the shape \(2,\), and its space is Box\(\[3\], float32\)"),
+    ],
+)
+def test_an_environment_that_raises_is_made_anew_where_it_is(typed, kind, fault, said, tmp_path):
     """The row of the failed step is dead, and a new episode follows it."""
     words = ("++env.kwargs.fail_at=12", f"++env.kwargs.once={tmp_path / 'failed'}", "resources.restarts=3")
+    words += (f"++env.kwargs.fault={fault}",)
     taken = play(counting(typed, kind, *words), 16)
     check(taken)
     failures = [one.sentence for header, _ in taken for one in header.failures]
-    assert len(failures) == 1 and "failed in step 12" in failures[0] and "told to fail" in failures[0]
+    assert len(failures) == 1 and re.search(f"failed in step 12 .*{said}", failures[0])
     broken = [
         (t, b)
         for header, batch in taken
