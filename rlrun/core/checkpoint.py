@@ -321,5 +321,5 @@ def verify(path: Path, parts: tuple[str, ...] = ()) -> None:
             raise UserError(f"checkpoint {path} is damaged: {name} is missing")
         if _sha256(path / name) != digest:
             raise UserError(
-                f"checkpoint {path} is damaged: {name} is truncated or altered (its sha256 is not the one in manifest.json)"
+                f"checkpoint {path} is damaged: {name} is truncated or altered: its sha256 is not that in manifest.json"
             )
