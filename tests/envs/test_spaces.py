@@ -167,7 +167,7 @@ def test_only_an_autoregressive_policy_learns_correlated_actions(typed, tmp_path
     """
     means = {}
     for value in ("true", "false"):
-        words = ["algo=ppo", "env=rlrun/CorrelatedActions-v0", *SMALL[:1], "logger=[]", f"model.autoregressive={value}", "model.hidden=[32]", "env_steps=25000",
+        words = ["algo=ppo", "env=rlrun/CorrelatedActions-v0", *SMALL[:1], "logger=[]", f"model.autoregressive={value}", "model.hidden=[32]", "env_steps=12000",
                  "algo.fragment_length=20", "algo.batch_size=320", "algo.minibatch_size=80", "algo.lr=3e-3", "algo.discount=0", "algo.entropy_coef=0.6",
                  "algo.normalize_advantage=none"]  # fmt: skip
         _, job, _ = run_wired(Wired(typed(*words)), tmp_path / value)
