@@ -375,7 +375,7 @@ class _Named(gymnasium.Wrapper):
                 outcome = self.env.reset(seed=seed, options=options)
             self._look(outcome[0])
             if (what := self.useless(outcome[0])) is not None:
-                raise ValueError(f"it returned {what}")
+                raise ValueError(f"it returned {what} (rlrun check-env {self.name} looks for such mistakes)")
             return outcome
         except Exception as error:
             return self._anew(self._failed("reset", error), error)
@@ -395,7 +395,7 @@ class _Named(gymnasium.Wrapper):
             if what is None and isinstance(outcome[1], float | np.floating) and not math.isfinite(outcome[1]):
                 what = f"the reward {outcome[1]}"
             if what is not None:
-                raise ValueError(f"it returned {what}")
+                raise ValueError(f"it returned {what} (rlrun check-env {self.name} looks for such mistakes)")
             return outcome
         except Exception as error:
             failed = self._failed(f"step {self.steps} on action {' '.join(str(action).split())}", error)
