@@ -38,6 +38,7 @@ def main(words: list[str]) -> int:
 
 
 def cores() -> int:
+    """Cores that this process may use. machine.cores() knows more, but importing it imports PyTorch."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
