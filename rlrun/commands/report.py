@@ -220,48 +220,68 @@ def imagined_of(run) -> list[str]:
 
 
 def of_many(runs, places: list[Path]) -> str:
-    import numpy as np
+    from rlrun.bench import page
+    from rlrun.experiments.runs import groups
 
-    from rlrun.bench import charts, page
-    from rlrun.bench.publish import number
-    from rlrun.bench.stats import iqm
-    from rlrun.commands.plot import curves
-    from rlrun.experiments.runs import groups, last_games, return_metric, telling
-    from rlrun.loggers.console import duration
-
-    together = groups(runs)
-    best = max(together, key=standing)
-    ends = [run.summary.get("status", "unknown") for run in runs]
+    together = sorted(groups(runs), key=standing, reverse=True)
     never = without_run(places, {run.path.name for run in runs})
-    cards: list[tuple[str, object]] = [
-        ("runs", len(runs)),
-        ("settings", len(together)),
-        ("failed", ends.count("FAILED") + len(never)),
-    ]
-    if len({run.options["env.name"] for run in runs}) == 1:  # returns of different environments cannot be compared
-        cards[2:2] = [
-            ("best setting", best[0]),
-            ("its mean return", shown(_mean([returns(run)[0] for run in best[1]]))),
-        ]
-    body = [page.cards(cards)]
+    body = [page.cards(in_short(runs, together[0], len(together), len(never)))]
     if never:
         body += ["<h2>Jobs that never became a run</h2>", page.table(("job", "status", "why"), never, left=(0, 1, 2))]
+    body += [*curves_of(runs), *settings_table(together), *runs_table(runs), *facts(runs)]
+    sweeps = [
+        json.loads((place / "sweep.json").read_text())["command"]
+        for place in places
+        if (place / "sweep.json").is_file()
+    ]
+    lead = sweeps[0] if sweeps else f"{len(runs)} runs below {', '.join(map(str, places))}"
+    return page.page("A sweep" if sweeps else "Several runs", lead, body, "Made by rlrun report.")
+
+
+def in_short(runs, best, settings: int, never: int) -> list[tuple[str, object]]:
+    """Counts of runs, settings and failures, and the best setting where all runs have the same environment: returns of
+    different environments cannot be compared."""
+    failed = sum(run.summary.get("status") == "FAILED" for run in runs)
+    cards: list[tuple[str, object]] = [("runs", len(runs)), ("settings", settings)]
+    if len({run.options["env.name"] for run in runs}) == 1:
+        mean = shown(_mean([returns(run)[0] for run in best[1]]))
+        cards += [("best setting", best[0]), ("its mean return", mean)]
+    return [*cards, ("failed", failed + never)]
+
+
+def curves_of(runs) -> list[str]:
+    """Learning curves, regret and Elo, where runs have them."""
+    from rlrun.bench import charts, page
+    from rlrun.commands.plot import curves
+    from rlrun.experiments.runs import last_games, return_metric
+
+    made: list[str] = []
     metric = return_metric(runs)
     if any(run.series(metric)[0] for run in runs):
-        body += [
-            "<h2>Return</h2>",
-            page.picture(charts.svg(charts.learning_curves(*curves(runs, metric), f"mean of {last_games(runs)}", ""))),
-        ]
-    body += regret_of(runs)
+        drawn = charts.svg(charts.learning_curves(*curves(runs, metric), f"mean of {last_games(runs)}", ""))
+        made += ["<h2>Return</h2>", page.picture(drawn)]
+    made += regret_of(runs)
     if any(run.series(ELO)[0] for run in runs):
-        body += [
+        made += [
             "<h2>Elo</h2>",
             '<p class="soft">Each run rates itself against its own snapshots, so that ratings of different runs are not'
             " those of games between them; rlrun evaluate RUN_DIR RUN_DIR plays such games.</p>",
             page.picture(charts.svg(charts.learning_curves(*curves(runs, ELO), "Elo of the newest weights", ""))),
         ]
+    return made
+
+
+def settings_table(together) -> list[str]:
+    """A row for each setting: the statistics of its seeds."""
+    import numpy as np
+
+    from rlrun.bench import page
+    from rlrun.bench.publish import number
+    from rlrun.bench.stats import iqm
+    from rlrun.loggers.console import duration
+
     rows = []
-    for label, members in sorted(together, key=standing, reverse=True):
+    for label, members in together:
         scores = [float(score) for score in (returns(run)[0] for run in members) if score is not None]
         steps = [run.rows[-1]["env_steps"] for run in members if run.rows]
         seconds = [run.rows[-1]["time_sec"] for run in members if run.rows]
@@ -277,44 +297,24 @@ def of_many(runs, places: list[Path]) -> str:
                 duration(_mean(seconds) or 0),
             ]
         )
-    body += [
-        "<h2>Settings</h2>",
-        page.table(
-            ("setting", "seeds", "mean return", "IQM", "lowest", "highest", "env steps", "wall time"), rows, left=(0,)
-        ),
-    ]
+    names = ("setting", "seeds", "mean return", "IQM", "lowest", "highest", "env steps", "wall time")
+    return ["<h2>Settings</h2>", page.table(names, rows, left=(0,))]
+
+
+def runs_table(runs) -> list[str]:
+    """A row for each run: the options that tell runs apart, its return and how it ended."""
+    from rlrun.bench import page
+    from rlrun.experiments.runs import telling
+
     keys = telling(runs)[:6]
-    each = []
+    rows = []
     for run in runs:
-        status = run.summary.get("status", "unknown").lower()
         reason = str(run.summary.get("reason", "")).strip().splitlines()
-        ended = reason[-1][:120] if reason else ""
-        each.append(
-            [
-                run.path.name,
-                *(shown(run.options.get(key)) for key in keys),
-                run.seed,
-                status,
-                shown(returns(run)[0]),
-                ended,
-            ]
-        )
-    body += [
-        "<h2>Runs</h2>",
-        page.table(
-            ("run", *keys, "seed", "status", "return", "how it ended"),
-            each,
-            left=(0, *range(1, len(keys) + 1), len(keys) + 5),
-        ),
-    ]
-    body += facts(runs)
-    sweeps = [
-        json.loads((place / "sweep.json").read_text())["command"]
-        for place in places
-        if (place / "sweep.json").is_file()
-    ]
-    lead = sweeps[0] if sweeps else f"{len(runs)} runs below {', '.join(map(str, places))}"
-    return page.page("A sweep" if sweeps else "Several runs", lead, body, "Made by rlrun report.")
+        options = [shown(run.options.get(key)) for key in keys]
+        status, ended = run.summary.get("status", "unknown").lower(), reason[-1][:120] if reason else ""
+        rows.append([run.path.name, *options, run.seed, status, shown(returns(run)[0]), ended])
+    names = ("run", *keys, "seed", "status", "return", "how it ended")
+    return ["<h2>Runs</h2>", page.table(names, rows, left=(0, *range(1, len(keys) + 1), len(keys) + 5))]
 
 
 def without_run(places: list[Path], seen: set[str]) -> list[list[str]]:

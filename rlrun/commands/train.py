@@ -98,6 +98,7 @@ def show_plan(cfg: Any, choices: dict[str, Any]) -> int:
     from rlrun.runtime.build import preflight
     from rlrun.runtime.cluster import machine_for
     from rlrun.runtime.data_plan import fill_spec
+    from rlrun.runtime.plan_text import described
     from rlrun.runtime.unused import refuse_unused
 
     values = with_numbers(fill_spec(plain(cfg)))
@@ -107,7 +108,7 @@ def show_plan(cfg: Any, choices: dict[str, Any]) -> int:
     planned = planned_here(values, machine, given, said, capacity_is_auto(values))
     refuse_unused(planned, given)
     preflight(planned, machine)
-    print(*(f"  {line}" for line in said), planned, sep="\n")
+    print(*(f"  {line}" for line in said), described(planned), sep="\n")
     return 0
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from rlrun.envs import registry
 from rlrun.envs.recorded import RecordedConfig
 from rlrun.machine.choices import Asked
 from rlrun.machine.machine import Machine
-from rlrun.machine.nodes import shares
+from rlrun.machine.nodes import RayConfig, shares
 from rlrun.machine.resources import Resources
 from rlrun.models.config import ModelConfig
 from rlrun.models.model import Model, lower_precision
@@ -192,9 +192,6 @@ class Plan:
             "envs_per_sampler": made.envs_per_group,
         }
 
-    def __str__(self) -> str:
-        return described(self)
-
 
 def policy_factory(config: Typed, spec: EnvSpec, resources: Resources, acting: bool) -> PolicyFactory:
     precision = resources.acting_precision if acting else resources.precision
@@ -229,47 +226,7 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
     spec = make_spec(config, needs)
     check_fitting(config, spec, needs)
     whole = needs.tasks is not None or (isinstance(config.runner, on_policy.Config) and config.runner.complete_episodes)
-    seeds = Seeds(config.run.seed)
-    asked = config.run.resources
-    again = asked.restarts > 0 and not asked.exact
-    make_env = registry.Factory(cfg=config.env, spec=spec, seeds=seeds, stream="env", learning=True, restarts=again)
-    runner = importlib.import_module(f"rlrun.runners.{config.runner.name}")
-    if asked.ray is not None and config.runner.name not in SPREAD:
-        others = ", ".join(SPREAD)
-        raise UserError(f"resources=ray: runner={config.runner.name} works on one machine; {others} do on several")
-    check_learners(config)
-    with watched(limits_of(config)):  # it may try the environment
-        resources: Resources = runner.layout(
-            Asked(
-                cfg=asked,
-                needs=needs,
-                image=spec.image,
-                make_env=make_env,
-                num_shards=shards_of(config.runner) or 1,
-                for_samplers=next((path for path, kind in only_for(config) if kind == SAMPLERS and path in given), ""),
-            ),
-            machine,
-        )
-    if asked.ray is not None:
-        if config.runner.name == "on_policy" and asked.ray.lost == "leave_out":
-            raise UserError(
-                "resources.ray.lost=leave_out: runner=on_policy waits for the rows of all samplers, so it cannot go on"
-                " without some; use take_over or end"
-            )
-        if resources.num_learners > 1:
-            resources = learners_on_nodes(config, resources, machine)
-        else:
-            resources = on_nodes(resources, machine, asked.ray.samplers_per_node)
-    if needs.cut_share < 1 and resources.inference != "serial":
-        raise UserError(
-            "a straggler cut needs samplers that learn: resources.inference=serial, or algo.cut_share=1 with"
-            f" {resources.inference}"
-        )
-    if spec.game is not None and spec.game.copies and resources.inference == "batched":
-        raise UserError(
-            f"the search steps copies of {spec.name}, which are in the samplers' processes: resources.inference=serial"
-            " or local"
-        )
+    resources = layout(config, spec, needs, machine, given)
     check_evaluation(config)
     rows = needs.rows if needs.replay is None else needs.replay.fragment_length
     if whole:
@@ -307,6 +264,57 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
         replay=plan_replay(config, spec, needs, resources, policy, machine),
         data=plan_data(config, spec, needs, policy),
     )
+
+
+def layout(config: Typed, spec: EnvSpec, needs: Needs, machine: Machine, given: Collection[str]) -> Resources:
+    """Decides on processes, devices, threads and environments, as the runner does it. Raises UserError where the
+    runner, the machines and what the algorithm needs do not go together."""
+    asked = config.run.resources
+    again = asked.restarts > 0 and not asked.exact
+    seeds = Seeds(config.run.seed)
+    make_env = registry.Factory(cfg=config.env, spec=spec, seeds=seeds, stream="env", learning=True, restarts=again)
+    runner = importlib.import_module(f"rlrun.runners.{config.runner.name}")
+    if asked.ray is not None and config.runner.name not in SPREAD:
+        others = ", ".join(SPREAD)
+        raise UserError(f"resources=ray: runner={config.runner.name} works on one machine; {others} do on several")
+    check_learners(config)
+    with watched(limits_of(config)):  # it may try the environment
+        resources: Resources = runner.layout(
+            Asked(
+                cfg=asked,
+                needs=needs,
+                image=spec.image,
+                make_env=make_env,
+                num_shards=shards_of(config.runner) or 1,
+                for_samplers=next((path for path, kind in only_for(config) if kind == SAMPLERS and path in given), ""),
+            ),
+            machine,
+        )
+    if asked.ray is not None:
+        resources = among_nodes(config, asked.ray, resources, machine)
+    if needs.cut_share < 1 and resources.inference != "serial":
+        raise UserError(
+            "a straggler cut needs samplers that learn: resources.inference=serial, or algo.cut_share=1 with"
+            f" {resources.inference}"
+        )
+    if spec.game is not None and spec.game.copies and resources.inference == "batched":
+        raise UserError(
+            f"the search steps copies of {spec.name}, which are in the samplers' processes: resources.inference=serial"
+            " or local"
+        )
+    return resources
+
+
+def among_nodes(config: Typed, ray: RayConfig, resources: Resources, machine: Machine) -> Resources:
+    """Divides learners or samplers among the machines of a cluster (resources=ray)."""
+    if config.runner.name == "on_policy" and ray.lost == "leave_out":
+        raise UserError(
+            "resources.ray.lost=leave_out: runner=on_policy waits for the rows of all samplers, so it cannot go on"
+            " without some; use take_over or end"
+        )
+    if resources.num_learners > 1:
+        return learners_on_nodes(config, resources, machine)
+    return on_nodes(resources, machine, ray.samplers_per_node)
 
 
 def on_nodes(resources: Resources, machine: Machine, each: int | str) -> Resources:
@@ -442,135 +450,3 @@ def check_saved(plan: Plan, folder: Path) -> None:
     """Raises UserError if a checkpoint's replay does not fit this plan."""
     if plan.replay is not None:
         plan.replay.check_saved(folder)
-
-
-# -- for people --------------------------------------------------------------------------------------------------------
-
-
-def described(plan: Plan) -> str:
-    """Returns the plan as text, as rlrun train --plan prints it."""
-    made, needs, config = plan.resources, plan.needs, plan.config
-    lines = [
-        ("algorithm", f"{config.algorithm_name}; {_batch(plan)}"),
-        ("environment", f"{plan.spec.name}: {_spaces(plan.spec, plan.policies)}"),
-        ("policy", f"{plan.parameters:,} parameters; recorded with each row: {', '.join(needs.record) or 'nothing'}"),
-        ("runner", f"{config.runner.name}: {_learners(plan)}"),
-        ("samplers", _samplers(plan)),
-    ]
-    if needs.population is None:
-        lines.append(
-            (
-                "fragments",
-                (
-                    f"{plan.fragment_rows} rows x {plan.fragment_columns} columns, {plan.fragment_bytes / 1e6:.2f} MB"
-                    f" each; {plan.fragments_per_producer} for each producer"
-                ),
-            )
-        )
-    if plan.replay is not None:
-        lines.append(("replay", str(plan.replay)))
-    if plan.data is not None:
-        lines.append(("data", str(plan.data)))
-    lines.append(("weights", _weights(plan)))
-    if plan.evaluates:
-        lines.append(("evaluation", _evaluation(plan)))
-    if plan.estimates:
-        lines.append(("estimates", _estimates(plan)))
-    width = max(len(name) for name, _ in lines)
-    told = [f"{name:<{width}}  {text}" for name, text in lines]
-    return "\n".join([*told, *(["because"] if made.why else []), *(f"  {reason}" for reason in made.why)])
-
-
-def _batch(plan: Plan) -> str:
-    needs = plan.needs
-    if needs.population is not None:
-        return f"an update learns from the returns of at least {needs.population.pairs} pairs of perturbations"
-    each = (
-        f", {plan.columns_per_learner} columns for each of {plan.learners_in_lockstep} learners"
-        if plan.learners_in_lockstep > 1
-        else ""
-    )
-    rounds = ""
-    if needs.tasks is not None:
-        rounds = f", in {needs.tasks.rounds} rounds of {needs.tasks.count} tasks"
-    return f"an update learns from {needs.columns} columns x {needs.rows} rows{each}{rounds}"
-
-
-def _spaces(spec: EnvSpec, policies: Mapping[str, tuple[int, ...]]) -> str:
-    told = f"observation {spec.observation}, action {spec.action}"
-    if spec.agents is None:
-        return told
-    names = spec.agents.names
-    told = f"{told}; {len(names)} agents, {'all in one column' if spec.joint else 'each a column'}"
-    if not policies:
-        return f"{told}, with one policy: {', '.join(names)}"
-    each = (f"{name} ({', '.join(names[number] for number in members)})" for name, members in policies.items())
-    return f"{told}, with {len(policies)} policies: {', '.join(each)}"
-
-
-def _learners(plan: Plan) -> str:
-    made = plan.resources
-    where = made.device.type if made.num_learners > 1 else str(made.device)
-    together = (
-        ""
-        if made.num_learners == 1
-        else ", which make every update together"
-        if plan.lockstep
-        else ", which share weights without waiting"
-    )
-    numbers = " or ".join(map(str, made.learner_threads))
-    threads = f"{numbers} thread{'s' * (made.learner_threads != (1,))}"
-    nodes = f" of {len(made.learner_nodes)} nodes" if len(made.learner_nodes) > 1 else ""
-    many = f"{made.num_learners} learner{'s' * (made.num_learners > 1)}"
-    return f"{many} on {where}{nodes}{together}; {made.precision}, {threads}"
-
-
-def _samplers(plan: Plan) -> str:
-    made = plan.resources
-    who = {
-        "serial": "the learner steps the environments itself",
-        "local": f"{made.num_samplers} processes, each with a copy of the policy",
-        "batched": f"{made.num_samplers} processes of {made.groups} groups, for which a thread beside the learner acts",
-    }[made.inference]
-    return (
-        f"{who}; {made.envs_per_group} environments in a group, {made.num_envs} in all"
-        if made.groups > 1
-        else (f"{who}; {made.envs_per_group} environments each, {made.num_envs} in all")
-    )
-
-
-def _weights(plan: Plan) -> str:
-    runner = plan.config.runner
-    if plan.resources.inference == "serial":
-        return "the learner's own act"
-    if runner.name == "actor_learner":
-        interval = "update" if runner.broadcast_interval == 1 else f"{runner.broadcast_interval} updates"
-        return f"published after every {interval}; samplers do not wait for them"
-    if runner.name == "distributed_replay":
-        return f"published every {runner.max_weight_sync_delay} env steps; samplers do not wait for them"
-    return (
-        "published after every update; samplers wait for them"
-        if runner.synchronous
-        else "published when they have changed"
-    )
-
-
-def _estimates(plan: Plan) -> str:
-    cfg, run = plan.config.run.eval, plan.config.run
-    where = cfg.estimate.path or ", ".join(run.data.shares)
-    many = "all" if cfg.estimate.episodes is None else f"at most {cfg.estimate.episodes:,}"
-    return f"{', '.join(cfg.estimate.methods)} from {many} episodes of {where} every {cfg.every} env steps"
-
-
-def _evaluation(plan: Plan) -> str:
-    cfg, apart = plan.config.run.eval, plan.config.run.eval.workers > 0 and not plan.resources.exact
-    what = (
-        cfg.function
-        if cfg.function is not None
-        else f"{cfg.env_steps} env steps and the games that they end in"
-        if cfg.env_steps is not None
-        else f"{cfg.episodes} games"
-    )
-    who = f"{cfg.workers} process{'es' * (cfg.workers > 1)}" if apart else "the learner's process"
-    meanwhile = "goes on" if apart and cfg.beside else "waits"
-    return f"{what} every {cfg.every} env steps in {who}; training {meanwhile} meanwhile"

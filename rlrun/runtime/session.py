@@ -100,7 +100,9 @@ def run(
     again = Again(plan.restarts(), signals)
     try:
         while True:
-            ended = _run(plan, values, directory, restored, watch or Watch(), signals, again)
+            start_within(plan.config.run.resources.start_timeout_sec)
+            _introduce(plan, resumed=restored is not None)
+            ended = _Session(plan, values, directory, restored, watch or Watch(), signals, again).run()
             if isinstance(ended, int):
                 return ended
             again.pause()
@@ -116,152 +118,175 @@ def run(
         directory.release()
 
 
-def _run(
-    plan: Plan,
-    values: dict,
-    directory: RunDir,
-    restored: Restored | None,
-    watch: Watch,
-    signals: Signals,
-    again: Again,
-) -> int | Restored:
-    """Returns the exit code, or the checkpoint from which the run begins again."""
-    config, command = plan.config, watch.command or command_line()
-    watch.run_dir = directory.path
-    start_within(config.run.resources.start_timeout_sec)
-    for sentence in plan.spec.notes:
-        say(sentence)
-    for reason in plan.resources.why:
-        say(reason)
-    if config.run.init is not None and restored is None:
-        say(f"begins with the weights of {config.run.init}")
-    for note in notes(plan):
-        say(f"note: {note}")
-    facts = {
-        "seed": config.run.seed,
-        "algo": config.algo.name,
-        "env": plan.spec.name,
-        "versions": versions(),
-        "git_commit": git_commit(),
-        "hardware": hardware(),
-        "command": command,
-        "started": started_at(),
-        "resources": list(plan.resources.why),
-    }
-    before = directory.known if restored else {}
-    if before.get("command"):  # a resumed run keeps the facts of its first session
-        if resumed := [*before.get("resumed_by", []), *([] if again.times else [command])]:
-            facts["resumed_by"] = resumed
-        facts |= {name: before[name] for name in ("command", "started", "git_commit") if name in before}
-    resume_at = restored[1]["env_steps"] if restored else None
-    directory.summary(status="RUNNING", **facts)
-    logger = _loggers(config, directory.path, resume_at, watch.console)
-    watched = [] if watch.callback is None else [WatchedRows(watch.callback)]
-    mirroring = _mirroring(config, values, directory.path, facts)
-    crew = _evaluators(plan, again.restarts)
-    job = Run(
-        env_steps=config.run.env_steps,
-        stop=config.run.stop,
-        evaluation=config.run.eval,
-        checkpoint=config.run.checkpoint,
-        log=LogConfig(every_sec=config.run.log_every_sec, every_steps=config.run.log_every_steps),
-        checkpoints=checkpoints_of(directory.path, config.run.checkpoint.keep),
-        logger=logger,
-        signals=signals,
-        evaluate=_evaluation(plan) if plan.evaluates and crew is None else None,
-        estimate=TrainingEstimates(plan) if plan.estimates else None,
-        evaluators=crew,
-        exact=plan.resources.exact,
-        restored=restored,
-        callbacks=[
-            *make_callbacks(config.run.callbacks, Callback),
-            *_histograms(config, logger),
-            *_imagining(plan, directory.path, logger),
-            *watched,
-        ],
-        spec=plan.spec,
-        update_rows=plan.needs.rows * plan.needs.columns,
-        episode_window=config.run.episode_window,
-        from_data=config.runner.name == "offline",
-        restarts=again.restarts,
-        judge_env_sec=None if plan.resources.pace is None else plan.resources.pace.second_look,
-    )
-    error: BaseException | None = None
-    checkpoint: Restored | None = None
+class _Session:
+    """Trains once: from the start or a checkpoint, until the run ends or has to begin again."""
 
-    def stuck(reason: str) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        values: dict,
+        directory: RunDir,
+        restored: Restored | None,
+        watch: Watch,
+        signals: Signals,
+        again: Again,
+    ):
+        self.plan, self.config, self.directory, self.restored = plan, plan.config, directory, restored
+        self.watch, self.signals, self.again = watch, signals, again
+        watch.run_dir = directory.path
+        self.resume_at = restored[1]["env_steps"] if restored else None
+        self.facts = self._facts()
+        self.logger = _loggers(self.config, directory.path, self.resume_at, watch.console)
+        self.mirroring = _mirroring(self.config, values, directory.path, self.facts)
+        self.watched = [] if watch.callback is None else [WatchedRows(watch.callback)]
+        self.crew = _evaluators(plan, again.restarts)
+        self.job = self._job()
+
+    def run(self) -> int | Restored:
+        """Returns the exit code, or the checkpoint from which the run begins again."""
+        error, checkpoint = self._train()
+        job, signals = self.job, self.signals
+        summary = _summary(
+            self.directory,
+            status=job.status,
+            reason=job.reason,
+            env_steps=job.clock.env_steps,
+            updates=job.clock.updates,
+            wall_sec=round(job.wall_sec, 2),
+            return_mean=job.episodes.mean,
+            episodes=job.episodes.count,
+            eval_return_mean=job.eval_mean,
+            best_return_mean=job.best,
+            **self.facts,
+        )
+        self.watch.error = next((one.error for one in self.watched if one.error is not None), error)
+        self.watch.stop = signals.stop
+        self.logger.close_direct(job.status, summary)
+        if checkpoint is None:  # How the run ended is said now, because the other loggers may need a while.
+            self._say_how_it_ended()
+        heard = signals.stop
+        hurried = (lambda: signals.stop is not heard) if checkpoint is None else (lambda: False)
+        if self.mirroring is not None:
+            self.mirroring.close(job.status)
+        # A scheduler that has sent SIGTERM kills the process soon.
+        at_most = CLOSE_SEC if heard == signal.SIGTERM and checkpoint is None else math.inf
+        self.logger.close(job.status, summary, hurried=hurried, at_most=at_most)
+        if self.mirroring is not None:
+            self.mirroring.wait(hurried=hurried)
+        if checkpoint is not None:
+            return checkpoint
+        print(last_words(self.config, self.directory.path, job.ending, self.again.restarts.odd), flush=True)
+        if isinstance(error, KeyboardInterrupt):
+            return job.exit_code or 130
+        return 2 if isinstance(error, UserError) else job.exit_code
+
+    def _train(self) -> tuple[BaseException | None, Restored | None]:
+        """Returns what ended the training, if anything did, and the checkpoint from which the run begins again."""
+        job, places = self.job, checkpoints_of(self.directory.path)
+        dog = Watchdog(self.plan.limits(), self._stuck) if self.plan.resources.inference == "serial" else None
+        try:
+            train(self.plan, job, None if self.resume_at is None else places.directory / f"{self.resume_at:012d}")
+        except BaseException as caught:
+            if isinstance(caught, KeyboardInterrupt):
+                job.failed("INTERRUPTED", "interrupted twice")
+            else:
+                job.failed("FAILED", masked(explained(caught)))
+            if isinstance(caught, RunFailed | EnvError) and (saved := job.rescue()) is not None:
+                print(f"  {saved}", flush=True)
+            try:
+                return caught, self.again.checkpoint(caught, places, job.clock.env_steps)
+            except RunFailed as too_often:
+                job.failed("FAILED", str(too_often))
+                return caught, None
+        finally:
+            if dog is not None:
+                dog.close()
+            if self.crew is not None:
+                self.crew.close()
+        return None, None
+
+    def _stuck(self, reason: str) -> None:
         """Ends a run whose own process hangs in code that nothing can interrupt. Called by another thread."""
+        job, directory = self.job, self.directory
         job.failed("FAILED", reason)
         if (saved := job.rescue()) is not None:
             print(f"  {saved}", flush=True)
-        _summary(directory, status=job.status, reason=reason, env_steps=job.clock.env_steps, **facts)
+        _summary(directory, status=job.status, reason=reason, env_steps=job.clock.env_steps, **self.facts)
         print(f"FAILED: {reason}\n{directory.path}", flush=True)
         print(f"rlrun: {reason}", file=sys.stderr, flush=True)
         directory.release()
         os._exit(1)
 
-    dog = Watchdog(plan.limits(), stuck) if plan.resources.inference == "serial" else None
-    try:
-        train(plan, job, None if resume_at is None else checkpoints_of(directory.path).directory / f"{resume_at:012d}")
-    except BaseException as caught:
-        error = caught
-        status, reason = (
-            ("INTERRUPTED", "interrupted twice")
-            if isinstance(caught, KeyboardInterrupt)
-            else ("FAILED", masked(explained(caught)))
+    def _say_how_it_ended(self) -> None:
+        job = self.job
+        held = checkpoints_of(self.directory.path).names() if job.status == "INTERRUPTED" else []
+        where = f"; saved at {int(held[-1]):,} env steps" if held else ""
+        print(f"{job.ending}: {job.reason.splitlines()[0] if job.reason else ''}{where}", flush=True)
+        if job.status == "FAILED" and self.watch.command is None:  # a Python program gets an exception
+            print(f"rlrun: {job.reason}", file=sys.stderr, flush=True)
+
+    def _facts(self) -> dict[str, Any]:
+        """Writes where the run comes from into summary.json, and returns it. A resumed run keeps the facts of its first
+        session."""
+        config, command = self.config, self.watch.command or command_line()
+        facts = {
+            "seed": config.run.seed,
+            "algo": config.algo.name,
+            "env": self.plan.spec.name,
+            "versions": versions(),
+            "git_commit": git_commit(),
+            "hardware": hardware(),
+            "command": command,
+            "started": started_at(),
+            "resources": list(self.plan.resources.why),
+        }
+        before = self.directory.known if self.restored else {}
+        if before.get("command"):
+            if resumed := [*before.get("resumed_by", []), *([] if self.again.times else [command])]:
+                facts["resumed_by"] = resumed
+            facts |= {name: before[name] for name in ("command", "started", "git_commit") if name in before}
+        self.directory.summary(status="RUNNING", **facts)
+        return facts
+
+    def _job(self) -> Run:
+        plan, config, logger = self.plan, self.config, self.logger
+        return Run(
+            env_steps=config.run.env_steps,
+            stop=config.run.stop,
+            evaluation=config.run.eval,
+            checkpoint=config.run.checkpoint,
+            log=LogConfig(every_sec=config.run.log_every_sec, every_steps=config.run.log_every_steps),
+            checkpoints=checkpoints_of(self.directory.path, config.run.checkpoint.keep),
+            logger=logger,
+            signals=self.signals,
+            evaluate=_evaluation(plan) if plan.evaluates and self.crew is None else None,
+            estimate=TrainingEstimates(plan) if plan.estimates else None,
+            evaluators=self.crew,
+            exact=plan.resources.exact,
+            restored=self.restored,
+            callbacks=[
+                *make_callbacks(config.run.callbacks, Callback),
+                *_histograms(config, logger),
+                *_imagining(plan, self.directory.path, logger),
+                *self.watched,
+            ],
+            spec=plan.spec,
+            update_rows=plan.needs.rows * plan.needs.columns,
+            episode_window=config.run.episode_window,
+            from_data=config.runner.name == "offline",
+            restarts=self.again.restarts,
+            judge_env_sec=None if plan.resources.pace is None else plan.resources.pace.second_look,
         )
-        job.failed(status, reason)
-        if isinstance(caught, RunFailed | EnvError) and (saved := job.rescue()) is not None:
-            print(f"  {saved}", flush=True)
-        try:
-            checkpoint = again.checkpoint(caught, checkpoints_of(directory.path), job.clock.env_steps)
-        except RunFailed as too_often:
-            job.failed("FAILED", str(too_often))
-    finally:
-        if dog is not None:
-            dog.close()
-        if crew is not None:
-            crew.close()
-    summary = _summary(
-        directory,
-        status=job.status,
-        reason=job.reason,
-        env_steps=job.clock.env_steps,
-        updates=job.clock.updates,
-        wall_sec=round(job.wall_sec, 2),
-        return_mean=job.episodes.mean,
-        episodes=job.episodes.count,
-        eval_return_mean=job.eval_mean,
-        best_return_mean=job.best,
-        **facts,
-    )
-    watch.error = next((one.error for one in watched if one.error is not None), error)
-    watch.stop = signals.stop
-    logger.close_direct(job.status, summary)
-    if checkpoint is not None:
-        if mirroring is not None:
-            mirroring.close(job.status)
-            mirroring.wait()
-        logger.close(job.status, summary)
-        return checkpoint
-    # How the run ended is said now, because the other loggers may need a while.
-    held = checkpoints_of(directory.path).names() if job.status == "INTERRUPTED" else []
-    where = f"; saved at {int(held[-1]):,} env steps" if held else ""
-    print(f"{job.ending}: {job.reason.splitlines()[0] if job.reason else ''}{where}", flush=True)
-    if job.status == "FAILED" and watch.command is None:  # a Python program gets an exception
-        print(f"rlrun: {job.reason}", file=sys.stderr, flush=True)
-    if mirroring is not None:
-        mirroring.close(job.status)
-    heard = signals.stop
-    # A scheduler that has sent SIGTERM kills the process soon.
-    at_most = CLOSE_SEC if heard == signal.SIGTERM else math.inf
-    logger.close(job.status, summary, hurried=lambda: signals.stop is not heard, at_most=at_most)
-    if mirroring is not None:
-        mirroring.wait(hurried=lambda: signals.stop is not heard)
-    print(last_words(config, directory.path, job.ending, again.restarts.odd), flush=True)
-    if isinstance(error, KeyboardInterrupt):
-        return job.exit_code or 130
-    return 2 if isinstance(error, UserError) else job.exit_code
+
+
+def _introduce(plan: Plan, resumed: bool) -> None:
+    """Says what was decided for the run, and what its user may want to know of it."""
+    for sentence in [*plan.spec.notes, *plan.resources.why]:
+        say(sentence)
+    if plan.config.run.init is not None and not resumed:
+        say(f"begins with the weights of {plan.config.run.init}")
+    for note in notes(plan):
+        say(f"note: {note}")
 
 
 def _summary(directory: RunDir, **values: Any) -> dict[str, Any]:

@@ -89,97 +89,123 @@ class Player:
             raise error.counted_from(self.number * self.crew.envs) from error.__cause__
 
     def _play(self, order: Order, clock: Clock, alive: Callable[[int], None]) -> Report:
-        crew, count, envs, agents = self.crew, order.pairs, self.crew.envs, self.env.spec.columns_per_env
-        center, size = self.policy.vector().detach(), self.policy.size
-        draw = [crew.seeds.numpy("perturbation", clock.updates, order.first + i) for i in range(count)]
-        offsets = [int(rng.integers(len(crew.noise.numbers) - size + 1)) for rng in draw]
-        rng = crew.seeds.generator("action-noise", clock.updates, order.number)
-        tasks = deque([Task(-1, 0)] * order.evaluations + [Task(i, sign) for i in range(count) for sign in (1, -1)])
-        parameters = center.repeat(envs * agents, 1)  # [B, P]
-        doing: list[Task | None] = [None] * envs
-
-        def begin(number: int) -> None:
-            task = doing[number] = tasks.popleft() if tasks else None
-            columns = slice(number * agents, (number + 1) * agents)
-            if task is not None and task.sign:
-                parameters[columns] = center + task.sign * crew.asked.noise_std * crew.noise.piece(
-                    offsets[task.pair], size
-                )
-            else:
-                parameters[columns] = center
-
-        obs: Rows = map_rows(self.env.reset(clock.updates * ORDERS + order.number), np.array)
-        is_first = np.ones(envs * agents, dtype=bool)
-        for number in range(envs):
-            begin(number)
-        returns, signs, lengths = np.zeros(envs), np.zeros(envs), np.zeros(envs, dtype=np.int64)
-        played: dict[Task, Played] = {}
-        failures: list[Failure] = []
-        broken: Counter[Task] = Counter()
-        evaluations: list[Played] = []
-        moments = _Observed(self.policy)
-        steps, env_sec, policy_sec, last = 0, 0.0, 0.0, time.monotonic()
+        episodes, last = _Episodes(self, order, clock), time.monotonic()
         with torch.inference_mode():
-            while any(task is not None for task in doing):
-                started = time.perf_counter()
-                seen = to_torch(obs)
-                action = self.policy.act_with(parameters, seen, torch.from_numpy(is_first))
-                if self.box and crew.asked.action_noise > 0:
-                    of_envs = torch.tensor([float(task is not None and task.sign != 0) for task in doing])
-                    moved = of_envs.repeat_interleave(agents).view(-1, *[1] * (action.ndim - 1))
-                    action = action + moved * crew.asked.action_noise * torch.randn(action.shape, generator=rng)
-                acted = time.perf_counter()
-                step = self.env.step(action.numpy())
-                stepped = time.perf_counter()
-                busy = np.array([task is not None for task in doing])
-                live = step.valid & np.repeat(busy, agents)
-                moments.note(seen["observation"], live)
-                reward = paid(self.env.spec, step).reshape(envs, agents)[:, self.env.spec.counts].sum(1)
-                moved_on = live.reshape(envs, agents).any(1)
-                returns += reward
-                signs += np.sign(reward)
-                lengths += moved_on
-                steps += int(moved_on.sum())
-                obs, is_first = map_rows(step.obs, np.array), step.is_first
-                failures += step.failed.values()
-                for number in np.flatnonzero(step.is_first.reshape(envs, agents).all(1)).tolist():
-                    task, failure = doing[number], step.failed.get(number)
-                    if task is not None and failure is not None and failure.broken_off:  # it is played again
-                        broken[task] += 1
-                        if broken[task] > ENV_REPEATS:
-                            raise RunFailed(failure.sentence)
-                        returns[number], signs[number], lengths[number] = 0.0, 0.0, 0
-                        continue
-                    if task is not None:
-                        length = int(lengths[number])
-                        fitness = (
-                            signs[number]
-                            if crew.asked.reward_signs
-                            else returns[number] - crew.asked.reward_offset * length
-                        )
-                        one = Played(float(returns[number]), length, float(fitness))
-                        if task.sign:
-                            played[task] = one
-                        else:
-                            evaluations.append(one)
-                    returns[number], signs[number], lengths[number] = 0.0, 0.0, 0
-                    begin(number)
-                policy_sec += acted - started
-                env_sec += stepped - acted
+            while episodes.unfinished:
+                episodes.step()
                 # The first message says that a fault after it is none that comes back at once.
-                first = not self.lasting and self.steps + steps > AT_ONCE
+                first = not self.lasting and self.steps + episodes.steps > AT_ONCE
                 if time.monotonic() - last > ALIVE_SEC or first:
                     last, self.lasting = time.monotonic(), self.lasting or first
-                    alive(steps)
-        self.steps += steps
-        rollouts = tuple(Rollout(offsets[i], played[Task(i, 1)], played[Task(i, -1)]) for i in range(count))
-        seconds, seen_moments = (env_sec, policy_sec), moments.result()
-        return Report(
-            self.number, order.number, rollouts, tuple(evaluations), steps, seconds, seen_moments, tuple(failures)
-        )
+                    alive(episodes.steps)
+        self.steps += episodes.steps
+        return episodes.report()
 
     def close(self) -> None:
         self.env.close()
+
+
+class _Episodes:
+    """The episodes of an order: each environment plays one at a time, and begins the next task when it is over."""
+
+    def __init__(self, player: Player, order: Order, clock: Clock):
+        self.player, self.crew, self.env, self.order = player, player.crew, player.env, order
+        seeds, updates, envs = self.crew.seeds, clock.updates, self.crew.envs
+        self.agents = self.env.spec.columns_per_env
+        self.center, self.size = player.policy.vector().detach(), player.policy.size
+        draw = [seeds.numpy("perturbation", updates, order.first + i) for i in range(order.pairs)]
+        self.offsets = [int(rng.integers(len(self.crew.noise.numbers) - self.size + 1)) for rng in draw]
+        self.rng = seeds.generator("action-noise", updates, order.number)
+        pairs = [Task(i, sign) for i in range(order.pairs) for sign in (1, -1)]
+        self.tasks = deque([Task(-1, 0)] * order.evaluations + pairs)
+        self.parameters = self.center.repeat(envs * self.agents, 1)  # [B, P]
+        self.doing: list[Task | None] = [None] * envs
+        self.obs: Rows = map_rows(self.env.reset(updates * ORDERS + order.number), np.array)
+        self.is_first = np.ones(envs * self.agents, dtype=bool)
+        self.returns, self.signs, self.lengths = np.zeros(envs), np.zeros(envs), np.zeros(envs, dtype=np.int64)
+        self.played: dict[Task, Played] = {}
+        self.evaluations: list[Played] = []
+        self.failures: list[Failure] = []
+        self.broken: Counter[Task] = Counter()  # how often each was broken off by a fault of its environment
+        self.moments = _Observed(player.policy)
+        self.steps, self.env_sec, self.policy_sec = 0, 0.0, 0.0
+        for number in range(envs):
+            self.begin(number)
+
+    @property
+    def unfinished(self) -> bool:
+        return any(task is not None for task in self.doing)
+
+    def begin(self, number: int) -> None:
+        """Gives an environment the next task, and its columns the parameters of that task."""
+        task = self.doing[number] = self.tasks.popleft() if self.tasks else None
+        columns = slice(number * self.agents, (number + 1) * self.agents)
+        if task is not None and task.sign:
+            piece = self.crew.noise.piece(self.offsets[task.pair], self.size)
+            self.parameters[columns] = self.center + task.sign * self.crew.asked.noise_std * piece
+        else:
+            self.parameters[columns] = self.center
+        self.returns[number], self.signs[number], self.lengths[number] = 0.0, 0.0, 0
+
+    def step(self) -> None:
+        """Takes a step in all environments."""
+        started = time.perf_counter()
+        seen = to_torch(self.obs)
+        action = self.player.policy.act_with(self.parameters, seen, torch.from_numpy(self.is_first))
+        if self.player.box and self.crew.asked.action_noise > 0:
+            of_envs = torch.tensor([float(task is not None and task.sign != 0) for task in self.doing])
+            moved = of_envs.repeat_interleave(self.agents).view(-1, *[1] * (action.ndim - 1))
+            action = action + moved * self.crew.asked.action_noise * torch.randn(action.shape, generator=self.rng)
+        acted = time.perf_counter()
+        step = self.env.step(action.numpy())
+        self.policy_sec += acted - started
+        self.env_sec += time.perf_counter() - acted
+        busy = np.array([task is not None for task in self.doing])
+        live, envs = step.valid & np.repeat(busy, self.agents), len(self.doing)
+        self.moments.note(seen["observation"], live)
+        reward = paid(self.env.spec, step).reshape(envs, self.agents)[:, self.env.spec.counts].sum(1)
+        moved_on = live.reshape(envs, self.agents).any(1)
+        self.returns += reward
+        self.signs += np.sign(reward)
+        self.lengths += moved_on
+        self.steps += int(moved_on.sum())
+        self.obs, self.is_first = map_rows(step.obs, np.array), step.is_first
+        self.failures += step.failed.values()
+        for number in np.flatnonzero(step.is_first.reshape(envs, self.agents).all(1)).tolist():
+            self.over(number, step.failed.get(number))
+
+    def over(self, number: int, failure: Failure | None) -> None:
+        """Keeps what an episode that has ended was worth, and begins the next one, or the same one if a fault of the
+        environment broke it off."""
+        task = self.doing[number]
+        if task is not None and failure is not None and failure.broken_off:
+            self.broken[task] += 1
+            if self.broken[task] > ENV_REPEATS:
+                raise RunFailed(failure.sentence)
+            self.returns[number], self.signs[number], self.lengths[number] = 0.0, 0.0, 0
+            return
+        if task is not None:
+            asked, length = self.crew.asked, int(self.lengths[number])
+            signs, fitness = self.signs[number], self.returns[number] - asked.reward_offset * length
+            one = Played(float(self.returns[number]), length, float(signs if asked.reward_signs else fitness))
+            if task.sign:
+                self.played[task] = one
+            else:
+                self.evaluations.append(one)
+        self.begin(number)
+
+    def report(self) -> Report:
+        played, pairs = self.played, enumerate(self.offsets)
+        return Report(
+            self.player.number,
+            self.order.number,
+            tuple(Rollout(offset, played[Task(i, 1)], played[Task(i, -1)]) for i, offset in pairs),
+            tuple(self.evaluations),
+            self.steps,
+            (self.env_sec, self.policy_sec),
+            self.moments.result(),
+            tuple(self.failures),
+        )
 
 
 class _Observed:
