@@ -89,7 +89,7 @@ CONTEXT = {
     "exploration.temperature": ["algo.exploration.epsilon=0.1"], "noise_std": ["algo.exploration.epsilon=0.1"],
     "model.size": ["model.units=null"], "model.depth": ["++env.kwargs.side=64"], "model.conv_activation": ["++env.kwargs.side=64"],
     "noise_epsilon": ["algo.exploration.noise_std=0.2", "env.max_episode_steps=3"], "action_embedding": ["algo.head.dueling=false"],
-    "eval_simulations": ["env=Knapsack-v0"], "min_depth": ["env=Knapsack-v0", "algo.search.puct=0.01", "algo.lr=0.1"], "unvisited": ["env=TicTacToe-v0", "model=mlp", "algo.search.puct=0.3", "algo.lr=0.1"],
+    "eval_simulations": ["env=Knapsack-v0"], "symmetries": ["env=TicTacToe-v0", "model=mlp"], "min_depth": ["env=Knapsack-v0", "algo.search.puct=0.01", "algo.lr=0.1"], "unvisited": ["env=TicTacToe-v0", "model=mlp", "algo.search.puct=0.3", "algo.lr=0.1"],
     "sample_tasks": ["env=PendulumMass-v0"], "dynamics.patience": ["algo.dynamics.max_epochs=20", "algo.dynamics.lr=0.1"], "return_of": ["env.max_episode_steps=3"], "time_limit": ["env.max_episode_steps=7"], "complete_episodes": ["env.max_episode_steps=20"], "snapshot_win_rate": ["algo.snapshot_every=1"], "opponents": ["algo.snapshot_every=15", "env.max_episode_steps=3"],
 }  # fmt: skip
 # Options that an algorithm around another one fixes, and what explain says about it.

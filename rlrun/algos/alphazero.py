@@ -10,8 +10,9 @@ without ranked rewards learns discounted returns, and the search stretches value
 Schrittwieser et al. 2020, over the tree). With ranked rewards, an episode counts 1 if its return is above a percentile
 of the last returns, and -1 if it is below; the search judges ends of games by the same number, and replayed rows are
 judged by the newest one.
-Options: search.root=gumbel (Danihelka et al. 2022, "Policy improvement by planning with Gumbel") for few simulations;
-search.min_depth, at which every move is tried once first; temperature, also for a first part of the game alone.
+Options: symmetries, by which each row is mirrored or turned at random, as in AlphaGo Zero; search.root=gumbel
+(Danihelka et al. 2022, "Policy improvement by planning with Gumbel") for few simulations; search.min_depth, at which
+every move is tried once first; temperature, also for a first part of the game alone.
 Differs from the paper: the tree is not kept for the next move. Differs from RLlib: docs/alphazero.md.
 Metrics: learn/policy_loss: mean cross-entropy of the search's policy and the network's; value_loss: mean squared error;
 entropy of the network's policy; kl of the search's policy and the network's, which falls as the search finds less that
@@ -33,6 +34,7 @@ from torch import Tensor
 from rlrun.core.algorithm import Algorithm, FromReplay, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
 from rlrun.core.conditions import EXPERIENCE, PACED, OnlyFor, OnlyWith
+from rlrun.core.errors import UserError
 from rlrun.core.optimizer import OptimizerConfig
 from rlrun.core.ranges import Count, NotNegative, Positive
 from rlrun.core.schedule import Clock, Schedule
@@ -59,6 +61,7 @@ class Config(ActingConfig):
     temperature: Annotated[Schedule, NotNegative, OnlyWith("algo.search.root", "puct")]
     temperature_moves: Annotated[Annotated[int, Count] | None, OnlyWith("algo.search.root", "puct")]
     eval_simulations: Annotated[int, NotNegative] | None
+    symmetries: bool
     ranked: RankedConfig
 
 
@@ -87,6 +90,8 @@ class AlphaZero(Algorithm):
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> SearchPolicy:
+        if cfg.symmetries and spec.game is not None and spec.game.make().symmetries() is None:
+            raise UserError(f"algo.symmetries=true is for games that know how to be mirrored; {spec.name} does not")
         return SearchPolicy(
             spec,
             model,
@@ -101,6 +106,9 @@ class AlphaZero(Algorithm):
     def __init__(self, policy: SearchPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
         self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
+        self.turns = None
+        if cfg.symmetries and (known := policy.game.symmetries()) is not None:
+            self.turns = [torch.from_numpy(table.copy()).to(ctx.device) for table in known]
         if cfg.ranked.enabled:
             seed = int(torch.randint(2**62, (), generator=ctx.rng, device=ctx.device))
             policy.begin_ranks(np.random.default_rng(seed))
@@ -115,9 +123,10 @@ class AlphaZero(Algorithm):
         """Returns this learner's shares of l = (z - v)^2 - pi^T log p [] and of metrics, and metrics that all know.
 
         batch is [1, B]."""
-        cfg, pi = self.cfg, batch.search_policy
+        cfg = self.cfg
         z, same = self.outcome(batch)
-        log_p, v = self.policy.unroll(Batch(obs=batch.obs[:1]))
+        obs, pi = self.turned(batch.obs[:1], batch.search_policy)
+        log_p, v = self.policy.unroll(Batch(obs=obs))
         cross = -(pi * log_p).sum(-1)
         policy_loss, value_loss = self.mean(cross), self.mean((z - v).square())
         loss = policy_loss + cfg.value_coef * value_loss
@@ -133,6 +142,19 @@ class AlphaZero(Algorithm):
                 shares["won"] = self.mean((z > 0).float())
             same["explained_variance"] = self.explained_variance(z, v.detach(), torch.ones_like(z, dtype=torch.bool))
         return loss, shares, same
+
+    def turned(self, obs: Batch, pi: Tensor) -> tuple[Batch, Tensor]:
+        """Turns or mirrors each row's board and the search's policy [1, B, A] in one of the game's ways, which is drawn
+        uniformly (AlphaGo Zero, methods, "Optimisation")."""
+        if self.turns is None:
+            return obs, pi
+        fields, actions = self.turns
+        drawn = (self.ctx.rand(pi.shape[:2]) * len(actions)).long()
+        seen, to = obs.observation, actions[drawn]  # [1, B, height, width, planes], [1, B, A]
+        flat = seen.flatten(2, 3)
+        there = fields[drawn].unsqueeze(-1).expand_as(flat)
+        made = {"observation": flat.gather(2, there).view_as(seen), "action_mask": obs.action_mask.gather(-1, to)}
+        return Batch(made), pi.gather(-1, to)
 
     @torch.no_grad()
     def outcome(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:

@@ -26,6 +26,13 @@ class Moved(NamedTuple):
     over: np.ndarray  # [B] bool; a time limit is an end, because the state holds the time
 
 
+class Symmetries(NamedTuple):
+    """K ways to turn or mirror a board that change nothing of the game, the first of which changes nothing at all."""
+
+    fields: np.ndarray  # [K, F]: the field of the board whose piece is seen on field f then
+    actions: np.ndarray  # [K, A]: the action that is action a then
+
+
 class Simulator(Protocol):
     """The rules of a game. Nothing but start() draws random numbers, and nothing changes its arguments."""
 
@@ -60,6 +67,10 @@ class Simulator(Protocol):
         """Ends a search: states that step() has returned are not needed any more."""
         ...
 
+    def symmetries(self) -> Symmetries | None:
+        """Returns how observations [B, height, width, ...] may be turned, or None if nothing is known of that."""
+        ...
+
 
 class Rules:
     """What most simulators share: nothing is paid before the end, and all is in the numbers of the state."""
@@ -71,6 +82,9 @@ class Rules:
         return np.ones(len(state), dtype=bool)
 
     def forget(self) -> None: ...
+
+    def symmetries(self) -> Symmetries | None:
+        return None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.spaces import Box, Discrete
 
 from rlrun.core.env import Rows
-from rlrun.core.games import Moved, Rules, Simulator
+from rlrun.core.games import Moved, Rules, Simulator, Symmetries
 
 
 @cache
@@ -86,6 +86,12 @@ class TicTacToe(Board):
     def __init__(self) -> None:
         super().__init__(3, 3, 3, 9)
 
+    def symmetries(self) -> Symmetries:
+        """The eight turns and mirror images of a square, whose actions are its fields."""
+        square = np.arange(9).reshape(3, 3)
+        turned = [np.rot90(board, turns).reshape(-1) for board in (square, square.T) for turns in range(4)]
+        return Symmetries(np.stack(turned), np.stack(turned))
+
     def legal(self, state: np.ndarray) -> np.ndarray:
         return (state[:, :9] == 0).astype(np.int64)
 
@@ -95,6 +101,13 @@ class ConnectFour(Board):
 
     def __init__(self) -> None:
         super().__init__(6, 7, 4, 7)
+
+    def symmetries(self) -> Symmetries:
+        """Left and right may be exchanged."""
+        fields, columns = np.arange(42).reshape(6, 7), np.arange(7)
+        return Symmetries(
+            np.stack([fields.reshape(-1), fields[:, ::-1].reshape(-1)]), np.stack([columns, columns[::-1]])
+        )
 
     def legal(self, state: np.ndarray) -> np.ndarray:
         return (state[:, :7] == 0).astype(np.int64)

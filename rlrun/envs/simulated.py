@@ -185,6 +185,9 @@ class CopiedGame:
             _KEPT.pop(number, None)
         self.made.clear()
 
+    def symmetries(self) -> None:
+        return None
+
 
 def _batched(obs: Any) -> Any:
     """One observation as a batch of one."""

@@ -16,7 +16,7 @@ from wired import Wired, checked
 from rlrun.cli import _dispatch
 from rlrun.config.run import type_config
 from rlrun.core.errors import UserError
-from rlrun.core.games import STATE, random_returns
+from rlrun.core.games import STATE, random_legal, random_returns
 from rlrun.core.schedule import Clock
 from rlrun.envs.boards import ConnectFour, TicTacToe
 from rlrun.envs.puzzles import Knapsack, SparseCartPole, optimum
@@ -272,6 +272,48 @@ def test_the_loss_is_the_papers(typed):
     assert float(shares["kl"]) >= 0 and guess.value.abs().max() < 1e3
 
 
+@pytest.mark.parametrize("game, count", [(TicTacToe(), 8), (ConnectFour(), 2)], ids=["tic-tac-toe", "connect four"])
+def test_a_mirrored_game_goes_on_like_the_game(game, count):
+    """Moving and then mirroring leads to the same position, reward and end as mirroring and then moving."""
+    fields, actions = game.symmetries()
+    assert len({tuple(row) for row in fields}) == count and (fields[0] == np.arange(game.fields)).all()
+    rng, state, ends = np.random.default_rng(0), game.start(np.random.default_rng(0), 40), 0
+    for _ in range(game.fields):
+        turned = [np.concatenate([state[:, :-1][:, seen], state[:, -1:]], 1) for seen in fields]
+        move = random_legal(game.observe(state), game.actions, rng)
+        after = game.step(state, move)
+        for seen, action, other in zip(fields, actions, turned, strict=True):
+            there = np.argsort(action)[move]  # the action whose meaning is this move
+            assert (game.legal(other) == game.legal(state)[:, action]).all()
+            moved = game.step(other, there)
+            assert (moved.state[:, :-1] == after.state[:, :-1][:, seen]).all()
+            assert (moved.reward == after.reward).all() and (moved.over == after.over).all()
+        ends, state = ends + int(after.over.sum()), after.state[~after.over]
+        if not len(state):
+            break
+    assert ends > 30
+
+
+def test_rows_are_learnt_from_in_every_mirror_image(typed):
+    """The board, the legal moves and the search's policy of a row are mirrored together, each way about as often."""
+    wiring, made, sampler = start(typed, "alphazero", "env=TicTacToe-v0", "model=mlp", "algo.symmetries=true")
+    (batch,) = batches(wiring, sampler, 1)
+    fields, actions = TicTacToe().symmetries()
+    seen, pi = batch.obs.observation[:1], batch.search_policy
+    counted = np.zeros(8)
+    for _ in range(40):
+        obs, turned = made.turned(batch.obs[:1], pi)
+        for b in range(pi.shape[1]):
+            board, mask = seen[0, b].reshape(9, -1), batch.obs.action_mask[0, b]
+            got = obs.observation[0, b].reshape(9, -1), obs.action_mask[0, b], turned[0, b]
+            fits = [
+                all(map(torch.equal, got, (board[fields[k]], mask[actions[k]], pi[0, b, actions[k]]))) for k in range(8)
+            ]
+            assert any(fits)
+            counted += np.array(fits) / sum(fits)
+    assert 0.5 < counted.min() / counted.mean()
+
+
 def test_ranked_rewards_judge_by_the_last_returns(typed):
     wiring, made, sampler = start(typed, "alphazero", *RANKED)
     policy = made.policy
@@ -412,6 +454,7 @@ def test_a_run_learns_from_its_games(typed, tmp_path, words):
         (["env=tests/Unrestorable-v0"], "has no set_state"),
         (["env=tests/Forgetful-v0"], "does not restore what get_state"),
         (["env=TicTacToe-v0", "algo.ranked.enabled=true"], "has two players"),
+        (["env=CartPoleSparse-v0", "algo.symmetries=true"], "CartPoleSparse-v0 does not"),
         (["env=MultiAgentCartPole-v0"], "has no simulator"),
         (["env=CartPoleSparse-v0", "env.stack=2"], "env.stack changes what is seen"),
         (["env=TicTacToe-v0", "env.max_episode_steps=4"], "cuts games of two players off"),

@@ -176,7 +176,7 @@ OTHERS |= {("dreamer", name): value for name, value in DREAMER.items()}
 # RLlib's AlphaZero has one kind of search, which ends nowhere, and evaluates with as many simulations
 SEARCH = {"root": "puct", "min_depth": 0, "max_depth": None, "considered": 16, "value_scale": 0.1, "visit_offset": 50.0}
 OTHERS |= {("alphazero", f"search.{name}"): value for name, value in SEARCH.items()}
-OTHERS |= {("alphazero", name): None for name in ("temperature_moves", "eval_simulations")}
+OTHERS |= {("alphazero", name): None for name in ("temperature_moves", "eval_simulations")} | {("alphazero", "symmetries"): False}
 # RLlib's SlateQ has one kind of slate, and no places; its networks are not those of model.*. Its bandits have no prior.
 SLATES = {
     "optimizer.kind": "rmsprop", "candidates": "candidates", "click": "click", "slates": "optimal", "train_slates": "optimal", "place_factors": False,
