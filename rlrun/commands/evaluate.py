@@ -126,7 +126,7 @@ def played(trained: Trained, options: EvaluateOptions, trusted: bool) -> dict[st
     from rlrun.envs.registry import Factory
     from rlrun.runtime.opponents import Competitor, inputs_of, matches, opponents, outcomes
     from rlrun.runtime.played_env import in_environment
-    from rlrun.samplers.evaluator import Evaluator, FullGame
+    from rlrun.samplers.evaluator import Evaluator, FullGame, together
 
     trained = in_environment(trained, options.env)
     if trained.config.algorithm.needs(trained.config.algo).tasks is not None and options.opponent is None:
@@ -139,7 +139,7 @@ def played(trained: Trained, options: EvaluateOptions, trusted: bool) -> dict[st
     ]
     spec = inputs_of(trained.spec, others)
     factory = Factory(cfg=trained.config.env, spec=spec, seeds=seeds, stream="evaluate", learning=False)
-    evaluator = Evaluator(factory, min(options.episodes, 8), seeds)
+    evaluator = Evaluator(factory, together(trained.spec, options.episodes), seeds)
     returns: list[float] = []
     games: list[FullGame] = []
     against = [np.zeros(3) for _ in others]  # won, drawn and lost
@@ -279,7 +279,7 @@ def tournament(names: list[str], options: EvaluateOptions, trusted: bool, said: 
     from rlrun.envs.registry import Factory
     from rlrun.runtime.opponents import inputs_of, play_pairs, players, seatings
     from rlrun.runtime.played_env import in_environment
-    from rlrun.samplers.evaluator import Evaluator, FullGame
+    from rlrun.samplers.evaluator import Evaluator, FullGame, together
 
     first, these = players(names, str(options.checkpoint), trusted)
     first = in_environment(first, options.env)
@@ -295,7 +295,7 @@ def tournament(names: list[str], options: EvaluateOptions, trusted: bool, said: 
     spec = inputs_of(first.spec, these)
     factory = Factory(cfg=first.config.env, spec=spec, seeds=seeds, stream="evaluate", learning=False)
     mode: Mode = "greedy" if options.greedy else "explore"
-    evaluator = Evaluator(factory, min(options.episodes, 8), seeds)
+    evaluator = Evaluator(factory, together(first.spec, options.episodes), seeds)
 
     def play(policy: Policy, episodes: int, round_: int) -> list[FullGame]:
         return evaluator.games(policy, episodes, mode, first.clock, round_)

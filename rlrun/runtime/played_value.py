@@ -12,9 +12,7 @@ from rlrun.core.policy import Mode, Policy
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.ops.estimators import student
-from rlrun.samplers.evaluator import Evaluator
-
-TOGETHER = 8  # environments that are stepped together
+from rlrun.samplers.evaluator import Evaluator, together
 
 
 @dataclass
@@ -46,7 +44,7 @@ def played_value(
     confidence: float,
 ) -> PlayedValue:
     """Plays full games. They count as those of data do: as far as a time limit lets them go."""
-    evaluator = Evaluator(factory, min(episodes, TOGETHER), seeds)
+    evaluator = Evaluator(factory, together(factory.spec, episodes), seeds)
     try:
         games = evaluator.games(policy, episodes, mode, clock, discount=discount)
     finally:

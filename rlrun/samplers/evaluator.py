@@ -14,6 +14,16 @@ from rlrun.core.env import EnvFactory, Rows, paid
 from rlrun.core.policy import Mode, Policy
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
+from rlrun.core.specs import EnvSpec
+
+TOGETHER, SEARCHED = 8, 64  # environments that a process steps together; those of a game that is searched
+
+
+def together(spec: EnvSpec, games: int) -> int:
+    """Returns the number of environments for so many games. A search takes hardly longer for many games at once than
+    for one, if the game's rules step many states at once."""
+    searched = spec.game is not None and not spec.game.copies
+    return min(games, SEARCHED if searched else TOGETHER)
 
 
 def to_torch(rows: Rows) -> Batch:

@@ -25,9 +25,8 @@ from rlrun.core.seeding import Seeds
 from rlrun.dataflow.stores import WeightStore
 from rlrun.dataflow.weights import WeightBus
 from rlrun.dataflow.workers import Worker, Workers, start_sec
-from rlrun.samplers.evaluator import Evaluator
+from rlrun.samplers.evaluator import TOGETHER, Evaluator, together
 
-MAX_ENVS = 8  # environments that a process steps together
 PLAYING, PLAYING_SEC = "playing", 1.0
 
 
@@ -65,7 +64,7 @@ class Evaluating:
 
         def play(episodes: int, greedy: bool = True, env_steps: int | None = None) -> list[tuple[float, int]]:
             if self.evaluator is None:
-                envs = MAX_ENVS if env_steps is not None else min(episodes, MAX_ENVS)
+                envs = together(self.plan.make_env.spec, TOGETHER if env_steps is not None else episodes)
                 self.evaluator = Evaluator(self.plan.make_env, envs, self.plan.seeds, self.number)
             mode: Any = "greedy" if greedy else "explore"
             return self.evaluator.play(policy, episodes, mode, clock, round_, stop, env_steps)
