@@ -65,20 +65,38 @@ def main(words: list[str]) -> int:
     options = typed(DoctorOptions, {"runs_root": "runs"} | given)
     runs_root = Path(options.runs_root)
     print("rlrun doctor", flush=True)
+    from rlrun.envs import drawing
+    from rlrun.runtime.rundir import versions
+
+    print("versions    " + ", ".join(f"{name} {version}" for name, version in versions().items()))
+    show_processors()
+    problems = show_shared_memory()
+    print("optional")
+    for module, name, extra, what, licence in OPTIONAL:
+        found = importlib.util.find_spec(module) is not None
+        hint = "" if found else f" ({install_line(extra) if extra else f'pip install {name}'})"
+        print(f"  {'yes' if found else 'no ':<4}{name:<16}{what}: {licence}{hint}")
+    print(f"drawing     {drawn(drawing.lacks())}")
+    for line in leftovers(runs_root, clean):
+        print(line)
+    show_stale(runs_root, fix, clean)
+    for problem in problems:
+        print(f"problem     {problem}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+def show_processors() -> None:
+    """Prints what computes here: the CPU, what it is fast at, and GPUs."""
     import torch
 
-    from rlrun.envs import drawing
     from rlrun.machine.machine import cores
     from rlrun.machine.processor import cpu_flags
     from rlrun.machine.products import pays
-    from rlrun.runtime.rundir import hardware, versions
+    from rlrun.runtime.rundir import hardware
 
-    problems = []
-    print("versions    " + ", ".join(f"{name} {version}" for name, version in versions().items()))
-    facts = hardware()
     fast = cpu_flags() & {"avx512_bf16", "amx_bf16", "avx512f", "avx2"}
     print(
-        f"cpu         {facts['cpu']}, {cores()} cores for this process ({os.cpu_count()} in the machine),"
+        f"cpu         {hardware()['cpu']}, {cores()} cores for this process ({os.cpu_count()} in the machine),"
         f" {', '.join(sorted(fast)) or 'no AVX2'}"
     )
     print(
@@ -89,51 +107,40 @@ def main(words: list[str]) -> int:
         "products    large float32 matrix products are computed by "
         + ("oneDNN, which uses this CPU's AVX-512" if pays() else "MKL")
     )
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            free, total = torch.cuda.mem_get_info(index)
-            print(
-                f"gpu {index}       {torch.cuda.get_device_name(index)}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB"
-                " free"
-            )
-    else:
-        print(
-            f"gpu         none visible (torch {torch.__version__}, built"
-            f" {'with CUDA ' + torch.version.cuda if torch.version.cuda else 'without CUDA'})"
-        )
+    if not torch.cuda.is_available():
+        built = f"with CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"
+        print(f"gpu         none visible (torch {torch.__version__}, built {built})")
+        return
+    for index in range(torch.cuda.device_count()):
+        free, total = (size / 2**30 for size in torch.cuda.mem_get_info(index))
+        print(f"gpu {index}       {torch.cuda.get_device_name(index)}, {free:.1f} of {total:.1f} GiB free")
+
+
+def show_shared_memory() -> list[str]:
+    """Prints how full /dev/shm is, and returns what is wrong with it."""
     shm = Path("/dev/shm")
-    if shm.is_dir():
-        usage = shutil.disk_usage(shm)
-        print(f"/dev/shm    {usage.free / 2**30:.1f} of {usage.total / 2**30:.1f} GiB free")
-        if usage.free < 512 * 2**20:
-            problems.append("/dev/shm has less than 512 MiB: start the container with --shm-size=2g")
-        left = [p.name for p in shm.iterdir() if p.name.startswith("torch_")]
-        if left:
-            print(
-                f"            torch has {len(left)} entries there, in use or left by killed programs:"
-                f" {' '.join(left[:3])}"
-            )
-    print("optional")
-    for module, name, extra, what, licence in OPTIONAL:
-        found = importlib.util.find_spec(module) is not None
-        hint = "" if found else f" ({install_line(extra) if extra else f'pip install {name}'})"
-        print(f"  {'yes' if found else 'no ':<4}{name:<16}{what}: {licence}{hint}")
-    print(f"drawing     {drawn(drawing.lacks())}")
-    for line in leftovers(runs_root, clean):
-        print(line)
+    if not shm.is_dir():
+        return []
+    usage = shutil.disk_usage(shm)
+    print(f"/dev/shm    {usage.free / 2**30:.1f} of {usage.total / 2**30:.1f} GiB free")
+    if left := [path.name for path in shm.iterdir() if path.name.startswith("torch_")]:
+        named = " ".join(left[:3])
+        print(f"            torch has {len(left)} entries there, in use or left by killed programs: {named}")
+    short = usage.free < 512 * 2**20
+    return ["/dev/shm has less than 512 MiB: start the container with --shm-size=2g"] if short else []
+
+
+def show_stale(runs_root: Path, fix: bool, clean: bool) -> None:
+    """Prints which of MLflow's runs have lost their process, and marks them if it was asked for."""
     from rlrun.loggers.mlflow import stale_runs
 
-    stale = stale_runs(runs_root, fix=fix or clean, status="FAILED" if clean else "KILLED")
-    if stale:
-        print(
-            f"mlflow      {len(stale)} runs are marked RUNNING, but their process is gone: {', '.join(stale[:5])}"
-            + (f"; marked {'FAILED' if clean else 'KILLED'}" if fix or clean else " (--clean)")
-        )
+    mark = "FAILED" if clean else "KILLED"
+    if stale := stale_runs(runs_root, fix=fix or clean, status=mark):
+        done = f"; marked {mark}" if fix or clean else " (--clean)"
+        names = ", ".join(stale[:5])
+        print(f"mlflow      {len(stale)} runs are marked RUNNING, but their process is gone: {names}{done}")
     elif importlib.util.find_spec("mlflow") is not None:
         print(f"mlflow      no stale runs in {runs_root / 'mlflow.db'}")
-    for problem in problems:
-        print(f"problem     {problem}", file=sys.stderr)
-    return 1 if problems else 0
 
 
 def drawn(lacks: str | None) -> str:

@@ -21,7 +21,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from rlrun.cli import run_dir_argument, take_trust
 from rlrun.commands.evaluate import DEFAULTS, PlayOptions
@@ -122,6 +122,46 @@ def in_window(path: Path, options: WatchOptions, trusted: bool) -> int:
     return 0
 
 
+class Drawn(NamedTuple):
+    """An environment that is played, and how its pictures are made."""
+
+    env: Any
+    frame: Callable[[], Any] | None  # the picture of now [H, W, 3], or None; None: the mirror has it
+    mirror: Any  # a second environment, which takes the same actions and whose observations are pictures, or None
+    rate: float  # frames per second
+
+
+def drawn_env(trained: Any, seeds: Any) -> Drawn:
+    """Makes the environment of a run so that it can be drawn. Raises UserError if it cannot."""
+    from rlrun.envs import gym
+    from rlrun.envs.agent_games import AgentsConfig
+    from rlrun.envs.agents import AgentsEnv
+    from rlrun.envs.atari import AtariConfig, AtariEnv
+    from rlrun.envs.gym import GymEnv
+    from rlrun.envs.stacked import Stacked, without_stack
+
+    cfg, spec = trained.config.env, trained.spec
+    if isinstance(cfg, AtariConfig):
+        # ale-py's vector environment cannot render. A second one with the same seeds and actions plays the same game in
+        # colour and full size.
+        args = (seeds, "watch", 0, 1)
+        env = AtariEnv(cfg, spec, *args, learning=False)
+        full = dataclasses.replace(cfg, stack=1)
+        screen = AtariEnv(full, spec, *args, learning=False, height=210, width=160, grayscale=False)
+        return Drawn(env, None, screen, 60 / cfg.frame_skip)
+    plain = without_stack(spec)
+    drawn: Any
+    if isinstance(cfg, AgentsConfig):
+        drawn = AgentsEnv(cfg, plain, seeds, "watch", 0, 1, render=True)
+        rate = getattr(drawn.games[0].env, "metadata", {}).get("render_fps", 10)
+    else:
+        if "rgb_array" not in gym.render_modes(cfg):
+            raise UserError(f"{spec.name} cannot draw itself: rgb_array is not one of its render_modes")
+        drawn = GymEnv(cfg, plain, seeds, "watch", 0, 1, render=True)
+        rate = drawn.env.envs[0].metadata.get("render_fps", 30)
+    return Drawn(Stacked(drawn, spec) if spec.stack > 1 else drawn, drawn.frame, None, float(rate))
+
+
 def record(
     trained: Any, options: WatchOptions, show: Callable[[Any, float], bool] | None = None
 ) -> tuple[list, float, list[float]]:
@@ -131,52 +171,17 @@ def record(
     import numpy as np
 
     from rlrun.core.seeding import Seeds
-    from rlrun.envs import gym
-    from rlrun.envs.agent_games import AgentsConfig
-    from rlrun.envs.agents import AgentsEnv
-    from rlrun.envs.atari import AtariConfig, AtariEnv
-    from rlrun.envs.gym import GymEnv
-    from rlrun.envs.stacked import Stacked, without_stack
 
-    cfg, seeds = trained.config.env, Seeds(options.seed)
-    screen: Any = None
-    drawn: Any = None
-    if isinstance(cfg, AtariConfig):
-        # ale-py's vector environment cannot render. A second one with the same seeds and actions plays the same game in
-        # colour and full size.
-        env: Any = AtariEnv(cfg, trained.spec, seeds, "watch", 0, 1, learning=False)
-        screen = AtariEnv(
-            dataclasses.replace(cfg, stack=1),
-            trained.spec,
-            seeds,
-            "watch",
-            0,
-            1,
-            learning=False,
-            height=210,
-            width=160,
-            grayscale=False,
-        )
-        rate = 60 / cfg.frame_skip
-    elif isinstance(cfg, AgentsConfig):
-        drawn = AgentsEnv(cfg, without_stack(trained.spec), seeds, "watch", 0, 1, render=True)
-        env = Stacked(drawn, trained.spec) if trained.spec.stack > 1 else drawn
-        rate = float(getattr(drawn.games[0].env, "metadata", {}).get("render_fps", 10))
-    else:
-        if "rgb_array" not in gym.render_modes(cfg):
-            raise UserError(f"{trained.spec.name} cannot draw itself: rgb_array is not one of its render_modes")
-        drawn = GymEnv(cfg, without_stack(trained.spec), seeds, "watch", 0, 1, render=True)
-        env = Stacked(drawn, trained.spec) if trained.spec.stack > 1 else drawn
-        rate = float(drawn.env.envs[0].metadata.get("render_fps", 30))
+    env, draw, mirror, rate = drawn_env(trained, Seeds(options.seed))
     frames: list = []
     returns: list[float] = []
     try:
         obs = env.reset(0)
-        shown: Any = screen.reset(0) if screen is not None else None
+        shown: Any = None if mirror is None else mirror.reset(0)
         is_first, total, reward = np.ones(env.count, dtype=bool), 0.0, np.zeros(env.count)
         trained.reset()
         for _ in range(options.max_steps):
-            frame = shown["observation"][0, -1] if screen is not None else drawn.frame()
+            frame = shown["observation"][0, -1] if draw is None else draw()
             if frame is None:
                 raise UserError(f"{trained.spec.name} has no rgb_array rendering")
             if show is None:
@@ -186,8 +191,8 @@ def record(
             trained.reset(is_first)
             action = trained.policy_action(obs, "greedy" if options.greedy else "explore", reward)
             step = env.step(action)
-            if screen is not None:
-                mirrored = screen.step(action)
+            if mirror is not None:
+                mirrored = mirror.step(action)
                 shown = mirrored.obs
                 if mirrored.reward[0] != step.reward[0]:
                     raise RuntimeError("the recorded game is no longer the game that is played")
@@ -200,8 +205,8 @@ def record(
                     break
     finally:
         env.close()
-        if screen is not None:
-            screen.close()
+        if mirror is not None:
+            mirror.close()
     return frames, rate, returns
 
 
