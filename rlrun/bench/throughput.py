@@ -24,7 +24,7 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -54,7 +54,7 @@ def measure(config: Typed, seconds: float) -> dict[str, Any]:
     torch.set_num_threads(1)
     each = PartsOfRows(parts) if parts.needs.population is None else PartsOfEvolution(parts)
     before = each.measure()
-    reached, updates, memory, lag, shares, spent = _train(parts, seconds)
+    trained = _train(parts, seconds)
     parts.threads.take(1)
     after = each.measure()
     rates = {name: statistics.median(before[name] + after[name]) for name in before}
@@ -67,17 +67,17 @@ def measure(config: Typed, seconds: float) -> dict[str, Any]:
     bound = bound_of(made, rates, used)
     return {
         "bound": bound,
-        "reached": reached,
-        "ratio": reached / bound,
-        "updates": {"learning": fastest / each.steps, "bound": bound / each.steps, "reached": updates},
+        "reached": trained.env_steps,
+        "ratio": trained.env_steps / bound,
+        "updates": {"learning": fastest / each.steps, "bound": bound / each.steps, "reached": trained.updates},
         "parts": rates,
         "learning_alone": alone,
-        "of_learning_alone": reached / fastest,
+        "of_learning_alone": trained.env_steps / fastest,
         "cores": used,
-        "memory_pss_mb": memory,
-        "policy_lag": lag,
-        "learner_time": shares,
-        "sampler_time": _sampler_time(made, reached, spent),
+        "memory_pss_mb": trained.memory_mb,
+        "policy_lag": trained.policy_lag,
+        "learner_time": trained.learner,
+        "sampler_time": _sampler_time(made, trained.env_steps, trained.samplers),
         "resources": {
             "inference": made.inference,
             "num_learners": made.num_learners,
@@ -121,14 +121,21 @@ class _Rows:
             self.learns()
 
 
-def _train(
-    parts: LearnerParts, seconds: float
-) -> tuple[float, float, float, float | None, dict[str, float], dict[str, float]]:
+class Trained(NamedTuple):
+    """What a run of some seconds has shown, after it had warmed up."""
+
+    env_steps: float  # per second
+    updates: float  # per second
+    memory_mb: float  # peak of the process tree
+    policy_lag: float | None  # updates
+    learner: dict[str, float]  # the learner's shares of time by section
+    samplers: dict[str, float]  # microseconds per env step in the environment and the policy
+
+
+def _train(parts: LearnerParts, seconds: float) -> Trained:
     """Trains for so many seconds after learning began.
 
-    Returns env steps/s and updates/s after warming up, the peak memory of the process tree in MB, the policy lag in
-    updates, the learner's shares of time by section, and the samplers' microseconds per env step in the environment and
-    the policy. UserError where fewer than three rows with updates were logged, as when a replay is still waiting for
+    UserError where fewer than three rows with updates were logged, as when a replay is still waiting for
     algo.learning_starts env steps after FILL_SEC.
     """
 
@@ -143,29 +150,7 @@ def _train(
             peak[0] = max(peak[0], tree_pss_mb())
 
     with tempfile.TemporaryDirectory() as folder:
-        job = Run(
-            env_steps=2**62,
-            stop=StopConfig(return_mean=None, wall_sec=None, no_improvement_steps=None),
-            evaluation=EvalConfig(
-                every=None,
-                episodes=1,
-                env_steps=None,
-                greedy=True,
-                workers=0,
-                parallel=False,
-                function=None,
-                estimate=NO_ESTIMATES,
-            ),
-            log=LogConfig(every_sec=0.5, every_steps=None),
-            logger=logger,
-            signals=Signals(),
-            evaluate=None,
-            exact=False,
-            checkpoint=CheckpointConfig(every=None, every_sec=None, best_every_sec=None, keep=1, first_sec=None),
-            checkpoints=Checkpoints(Path(folder), 1),
-            restored=None,
-            save_at_end=False,
-        )
+        job = _job(logger, Path(folder))
         watcher = threading.Thread(target=watch_memory, daemon=True)
         watcher.start()
         original = job.sampler_ready
@@ -178,8 +163,7 @@ def _train(
         train(parts.plan, job)
         done.set()
         watcher.join()
-    rows = logger.rows
-    learnt = [row for row in rows if row["updates"] > 0]
+    learnt = [row for row in logger.rows if row["updates"] > 0]
     if len(learnt) < 3:
         waits = parts.needs.replay
         starts = f": it waits for algo.learning_starts={waits.learning_starts}" if waits is not None else ""
@@ -187,13 +171,44 @@ def _train(
             f"nothing to measure: learning made {learnt[-1]['updates'] if learnt else 0} updates in {job.wall_sec:.0f}"
             f" s{starts}"
         )
+    return _measured(learnt, peak[0])
+
+
+def _job(logger: _Rows, folder: Path) -> Run:
+    """A run that logs often, saves nothing and never ends by itself."""
+    return Run(
+        env_steps=2**62,
+        stop=StopConfig(return_mean=None, wall_sec=None, no_improvement_steps=None),
+        evaluation=EvalConfig(
+            every=None,
+            episodes=1,
+            env_steps=None,
+            greedy=True,
+            workers=0,
+            parallel=False,
+            function=None,
+            estimate=NO_ESTIMATES,
+        ),
+        log=LogConfig(every_sec=0.5, every_steps=None),
+        logger=logger,
+        signals=Signals(),
+        evaluate=None,
+        exact=False,
+        checkpoint=CheckpointConfig(every=None, every_sec=None, best_every_sec=None, keep=1, first_sec=None),
+        checkpoints=Checkpoints(folder, 1),
+        restored=None,
+        save_at_end=False,
+    )
+
+
+def _measured(learnt: list[dict[str, Any]], memory_mb: float) -> Trained:
+    """Rates and means over the rows behind the first WARM_SHARE of the time. learnt: rows that have updates."""
     warm = learnt[0]["time_sec"] + WARM_SHARE * (learnt[-1]["time_sec"] - learnt[0]["time_sec"])
     counted = [row for row in learnt if row["time_sec"] >= warm]
     if counted[0]["time_sec"] == counted[-1]["time_sec"]:  # updates take so long that few rows were logged
         counted = learnt
     first, last = (row["env_steps"] + row.get("sample/ahead", 0) for row in (counted[0], counted[-1]))
     elapsed = counted[-1]["time_sec"] - counted[0]["time_sec"]
-    reached, updates = (last - first) / elapsed, (counted[-1]["updates"] - counted[0]["updates"]) / elapsed
     lags = [row["sample/policy_lag"] for row in counted if row.get("sample/policy_lag") is not None]
     names = {
         name
@@ -201,18 +216,17 @@ def _train(
         for name in row
         if name.startswith("time/") and name.endswith("_share") and name != "time/sampler_env_share"
     }
-    shares = {name[5:-6]: statistics.mean(row.get(name) or 0.0 for row in counted) for name in sorted(names)}
     spent = {
         name: [row[f"time/{name}_us"] for row in counted if row.get(f"time/{name}_us") is not None]
         for name in ("env", "policy")
     }
-    return (
-        reached,
-        updates,
-        peak[0],
-        statistics.mean(lags) if lags else None,
-        shares,
-        {name: statistics.mean(us) for name, us in spent.items() if us},
+    return Trained(
+        env_steps=(last - first) / elapsed,
+        updates=(counted[-1]["updates"] - counted[0]["updates"]) / elapsed,
+        memory_mb=memory_mb,
+        policy_lag=statistics.mean(lags) if lags else None,
+        learner={name[5:-6]: statistics.mean(row.get(name) or 0.0 for row in counted) for name in sorted(names)},
+        samplers={name: statistics.mean(us) for name, us in spent.items() if us},
     )
 
 
