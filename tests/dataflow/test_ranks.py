@@ -68,18 +68,24 @@ SPACES = {
     "discrete": CASES["discrete"],
     "lstm": CASES["lstm"],
     "every space": CASES["every space"],
+    "every space with memory": [*CASES["every space"], *CASES["lstm"][1:]],
     "box": CASES["box"],
     "agents": CASES["agents"],
     "slates": CASES["slates"],
     "agents' numbers": CASES["agents' numbers"],
     "simulator": CASES["simulator"],
 }
-TOGETHER = [
-    (algo, case)
-    for algo in options("algo")
-    for case in SPACES
-    if fits(algo, case) and (case != "box" or algo in ACTORS)
-] + [("ppo", "whole episodes"), ("pqn", "whole episodes")]
+BOTH = {algo for algo in options("algo") if fits(algo, "lstm") and fits(algo, "every space")}
+
+
+def tried(algo: str, case: str) -> bool:
+    """Whether a case is tried: memory and every space at once where an algorithm takes both."""
+    if case == "every space with memory":
+        return algo in BOTH
+    return fits(algo, case) and (case != "box" or algo in ACTORS) and (case not in ("lstm", "every space") or algo not in BOTH)
+
+
+TOGETHER = [(algo, case) for algo in options("algo") for case in SPACES if tried(algo, case)] + [("ppo", "whole episodes"), ("pqn", "whole episodes")]
 
 
 def typed(*words):
@@ -212,6 +218,7 @@ def test_two_learners_learn_what_one_does(tmp_path, algo, runner):
         "logger=[]",
         "env_steps=60000",
         "stop.return_mean=18",
+        "episode_window=20",
         *runner,
     ]
     _, job, _ = run_wired(Wired(typed(*small(algo, "quick"), *words)), tmp_path)
