@@ -54,19 +54,28 @@ def compose(*words: str) -> dict:
 def composed(words: tuple[str, ...]) -> dict:
     """Hydra composes each choice of groups once. Other words are set in what it made, as Hydra itself would do it."""
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
-    from hydra.core.override_parser.overrides_parser import OverridesParser
     from omegaconf import OmegaConf
 
     from rlrun.config.types import plain
 
     chosen = tuple(word for word in words if chooses(word))
-    rest = OverridesParser.create().parse_overrides([word for word in words if word not in chosen])
+    rest = [parsed(word) for word in words if word not in chosen]
     config = OmegaConf.create(json.loads(of_groups(chosen)))
     OmegaConf.set_struct(config, True)
     ConfigLoaderImpl._apply_overrides_to_config(rest, config)
     return plain(config)
 
 
+@functools.cache
+def parsed(word: str):
+    """A word as Hydra reads it. Many tests have the same words, and Hydra's grammar is slow."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    (made,) = OverridesParser.create().parse_overrides([word])
+    return made
+
+
+@functools.cache
 def chooses(word: str) -> bool:
     """Whether a word chooses a file of a group, such as model=lstm, or adds or removes one."""
     from rlrun.config.paths import root
@@ -79,6 +88,7 @@ ALONE = ("env", "resources", "logger")  # groups whose choices change the same p
 PLAIN = ("algo=pg", "env=CartPole-v1")
 
 
+@functools.cache
 def of_groups(words: tuple[str, ...]) -> str:
     """The composed config as JSON. What a choice of a group in ALONE changes is found once, with the plainest config,
     so that Hydra need not compose every algorithm with every environment."""
