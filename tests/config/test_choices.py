@@ -1,7 +1,10 @@
 """Options that exist only with a choice of their group: Hydra refuses them elsewhere, and old runs that have them load."""
 
+import json
+
 import pytest
 import yaml
+from conftest import by_hydra, of_groups
 
 from rlrun.cli import _dispatch
 from rlrun.config.saved import saved_config
@@ -127,3 +130,15 @@ def test_old_runs_have_options_that_did_nothing(tmp_path, capsys):
         sign(file)
         assert saved_config(run) == now
         assert f"{next(iter(old))}=3 never did anything" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("env=Pong", "algo=dqn", "replay=prioritized", "resources=debug", "logger=[]"),
+        ("algo=icm", "algo@algo.inner=a2c", "model=lstm", "env=MultiAgentCartPole-v0", "logger=[console]"),
+    ],
+)
+def test_tests_compose_what_hydra_does(words):
+    """conftest.of_groups puts a config together from parts."""
+    assert json.loads(of_groups(words)) == json.loads(by_hydra(words))
