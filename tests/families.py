@@ -1,5 +1,7 @@
 """Which algorithms can do what, read from their configs."""
 
+import os
+
 from conftest import compose
 
 from rlrun.config.paths import options
@@ -11,7 +13,9 @@ def _needs(algo: str):
     return config.algorithm.needs(config.algo)
 
 
-EVERY = {algo: _needs(algo) for algo in options("algo")}
+# The suite's second process begins at the other end, so that each process finds half of the configs composed already.
+_found = {algo: _needs(algo) for algo in options("algo")[:: -1 if os.environ.get("PYTEST_XDIST_WORKER") == "gw1" else 1]}
+EVERY = {algo: _found[algo] for algo in options("algo")}
 JOINT = [algo for algo, needs in EVERY.items() if needs.joint]  # learn all agents of an environment together
 SEVERAL = [algo for algo, needs in EVERY.items() if needs.several]  # learn several policies
 SEARCHING = [algo for algo, needs in EVERY.items() if needs.simulator]  # need an environment with a simulator

@@ -89,7 +89,7 @@ CONTEXT = {
     "exploration.temperature": ["algo.exploration.epsilon=0.1"], "noise_std": ["algo.exploration.epsilon=0.1"],
     "model.size": ["model.units=null"], "model.depth": ["++env.kwargs.side=64"], "model.conv_activation": ["++env.kwargs.side=64"],
     "noise_epsilon": ["algo.exploration.noise_std=0.2", "env.max_episode_steps=3"], "action_embedding": ["algo.head.dueling=false"],
-    "eval_simulations": ["env=Knapsack-v0"], "symmetries": ["env=TicTacToe-v0", "model=mlp"], "min_depth": ["env=Knapsack-v0", "algo.search.puct=0.01", "algo.lr=0.1"], "unvisited": ["env=TicTacToe-v0", "model=mlp", "algo.search.puct=0.3", "algo.lr=0.1"],
+    "eval_simulations": ["env=Knapsack-v0"], "symmetries": ["env=TicTacToe-v0", "model=mlp"], "max_depth": ["algo.search.simulations=16"], "min_depth": ["env=Knapsack-v0", "algo.search.puct=0.01", "algo.lr=0.1"], "unvisited": ["env=TicTacToe-v0", "model=mlp", "algo.search.puct=0.3", "algo.lr=0.1"],
     "sample_tasks": ["env=PendulumMass-v0"], "dynamics.patience": ["algo.dynamics.max_epochs=20", "algo.dynamics.lr=0.1"], "return_of": ["env.max_episode_steps=3"], "time_limit": ["env.max_episode_steps=7"], "complete_episodes": ["env.max_episode_steps=20"], "snapshot_win_rate": ["algo.snapshot_every=1"], "opponents": ["algo.snapshot_every=15", "env.max_episode_steps=3"],
 }  # fmt: skip
 # Options that an algorithm around another one fixes, and what explain says about it.
@@ -338,11 +338,14 @@ def others(kind, value) -> list[list]:
 
 
 class Moment(FollowingLearner):
-    """A job that ends after a few updates and remembers what they said."""
+    """A job that ends after a few updates and remembers what they said, or as soon as it differs from another one,
+    whose `marks` are given."""
 
-    def __init__(self):
+    def __init__(self, like: list[str] | None = None):
         super().__init__(ALONE, None)
         self.said: list = []
+        self.like, self.marks = like, []  # digests of what was said and learnt, after every update and every fragment
+        self.other = False
 
     def begin(self, algorithm):
         self.algorithm = algorithm
@@ -362,7 +365,13 @@ class Moment(FollowingLearner):
         if update is not None:
             echoes = ("lr", "epsilon", "noise_scale")  # schedules' values
             self.said += [(name, float(value)) for name, value in update.metrics.items() if not name.endswith(echoes)]
-        return clock.updates < UPDATES and clock.env_steps < 3000
+        self.mark()
+        return clock.updates < UPDATES and clock.env_steps < 3000 and not self.other
+
+    def mark(self):
+        self.marks.append(digest([repr(self.said), self.algorithm.state()]))
+        if self.like is not None:
+            self.other = self.marks[-1:] != self.like[len(self.marks) - 1 : len(self.marks)]
 
 
 def digest(thing) -> str:
@@ -390,17 +399,21 @@ def digest(thing) -> str:
     return hashed.hexdigest()
 
 
-def seen(config, games: bool) -> dict[str, typing.Any]:
-    """What a run is made of and what it does in a moment. games: how its greedy policy plays is looked at, too."""
+def seen(config, games: bool, like: list[str] | None = None) -> dict[str, typing.Any]:
+    """What a run is made of and what it does in a moment. games: how its greedy policy plays is looked at, too. like:
+    the marks of another run; what comes behind the first difference is left out."""
     made = plan(config, MACHINE)
-    parts, job = LearnerParts(made, ALONE, None, None), Moment()
+    parts, job = LearnerParts(made, ALONE, None, None), Moment(like)
     parts.callbacks = []
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         parts.learn(job)
         files = sorted(os.listdir())
+    if job.other:
+        return {"marks": job.marks}
     algorithm = job.algorithm
     layout = dataclasses.replace(made.resources, why=(), compile=False, exact=False)
     found = {
+        "marks": job.marks,
         "layout": repr((layout, made.fragment, made.fragment_rows, made.fragments_per_producer, made.whole_after, made.columns_per_learner)),
         "counted": (made.first_counted, made.parameters, made.fragment_bytes),
         "replay": None if made.replay is None else repr((made.replay.layout, made.replay.shards, made.replay.cfg.device)),
@@ -540,7 +553,7 @@ def changes_something(words: tuple[str, ...], option: Option) -> None:
         problems = []
         for value in group:
             try:
-                after = seen(type_config(with_value(values, option.path, value)), games)
+                after = seen(type_config(with_value(values, option.path, value)), games, before["marks"])
             except (UserError, ValueError) as error:  # a value that does not fit the others
                 if "networks without memory" in str(error):
                     break

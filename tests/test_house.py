@@ -1,6 +1,7 @@
 """The house's rules, checked on the sources: import direction, one door to omegaconf, no global randomness, commented configs, matching files."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -34,13 +35,20 @@ MAY = {
 }
 
 
-def sources():
+@functools.cache
+def sources() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def imports(path: Path) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module)
         elif isinstance(node, ast.Import):
@@ -76,7 +84,7 @@ def test_no_modules_import_each_other_in_a_circle():
     def behind(path: Path) -> set[str]:
         found = {
             f"{node.module}.{alias.name}"
-            for node in ast.walk(ast.parse(path.read_text()))
+            for node in ast.walk(parsed(path))
             if isinstance(node, ast.ImportFrom)
             for alias in node.names
         }
@@ -97,7 +105,7 @@ def test_two_public_classes_never_share_a_name():
     """Except Config, of which every algorithm and every runner has one."""
     places: dict[str, list[str]] = {}
     for path in sources():
-        for node in ast.parse(path.read_text()).body:
+        for node in parsed(path).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_") and node.name != "Config":
                 places.setdefault(node.name, []).append(path.relative_to(PACKAGE).as_posix())
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
@@ -218,7 +226,7 @@ def test_every_import_is_declared():
 
     seen = set()
     for path in sources():
-        tree = ast.parse(path.read_text())
+        tree = parsed(path)
         inside = {
             id(node)
             for function in ast.walk(tree)

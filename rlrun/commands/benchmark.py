@@ -18,6 +18,7 @@ from typing import Any
 from rlrun.cli import compose
 from rlrun.core.errors import UserError, closest
 
+SHORTEST = 5.0  # seconds of a measurement of throughput
 OTHERS = {
     "growth": "rlrun.bench.growth",
     "reproduce-tables": "rlrun.bench.reproduce",
@@ -52,8 +53,8 @@ def main(words: list[str]) -> int:
             seconds = float(word.partition("=")[2])
         except ValueError:
             raise UserError(f"{word}: seconds must be a number") from None
-    if seconds < 5:
-        raise UserError("seconds must be at least 5: the first rows of a run do not show its speed")
+    if seconds < SHORTEST:
+        raise UserError(f"seconds must be at least {SHORTEST:g}: the first rows of a run do not show its speed")
 
     def job(cfg: Any, choices: dict[str, Any]) -> int:
         from rlrun.bench.throughput import measure, table

@@ -124,8 +124,14 @@ def test_watch_draws_gymnasium_environments(tmp_path):
     assert next((path / "videos").glob("*.mp4")).stat().st_size > 1000 and not list((path / "videos").glob("*.gif"))
 
 
-def test_throughput_prints_parts_bound_and_ratio(tmp_path, capsys, monkeypatch):
+def measures_briefly(monkeypatch):
+    """Lets a measurement be too short to say what a speed is: here it is only asked what is measured."""
     monkeypatch.setattr("rlrun.bench.parts.PART_SEC", 0.05)
+    monkeypatch.setattr("rlrun.commands.benchmark.SHORTEST", 1.0)
+
+
+def test_throughput_prints_parts_bound_and_ratio(tmp_path, capsys, monkeypatch):
+    measures_briefly(monkeypatch)
     file = tmp_path / "result.json"
     words = [
         "algo=impala",
@@ -135,7 +141,7 @@ def test_throughput_prints_parts_bound_and_ratio(tmp_path, capsys, monkeypatch):
         "resources.inference=local",
         "resources.num_samplers=1",
     ]
-    assert _dispatch(["benchmark", "throughput", *words, "seconds=5", "--json", str(file)]) == 0
+    assert _dispatch(["benchmark", "throughput", *words, "seconds=2.5", "--json", str(file)]) == 0
     result = json.loads(file.read_text())
     assert {"bound", "reached", "ratio", "parts"} <= set(result)
     parts = result["parts"]
@@ -146,12 +152,13 @@ def test_throughput_prints_parts_bound_and_ratio(tmp_path, capsys, monkeypatch):
     assert updates["bound"] == pytest.approx(result["bound"] / 20) and updates["learning"] >= parts["learning"] / 20 * 0.999
     assert 0.3 < updates["reached"] / (result["reached"] / 20) < 3.0
     assert "bound of" in capsys.readouterr().out and result["memory_pss_mb"] > 100
+    monkeypatch.undo()
     with pytest.raises(UserError, match="seconds must be at least 5"):
         _dispatch(["benchmark", "throughput", *words, "seconds=1"])
 
 
 def test_throughput_counts_an_update_by_the_env_steps_it_stands_for(tmp_path, monkeypatch):
-    monkeypatch.setattr("rlrun.bench.parts.PART_SEC", 0.05)
+    measures_briefly(monkeypatch)
     file = tmp_path / "result.json"
     words = [
         "algo=dqn",
@@ -161,7 +168,7 @@ def test_throughput_counts_an_update_by_the_env_steps_it_stands_for(tmp_path, mo
         "algo.batch_size=8",
         "algo.replay_ratio=2",
     ]
-    assert _dispatch(["benchmark", "throughput", *words, "seconds=5", "--json", str(file)]) == 0
+    assert _dispatch(["benchmark", "throughput", *words, "seconds=2.5", "--json", str(file)]) == 0
     result = json.loads(file.read_text())
     assert set(result["parts"]) == {"env", "inference", "learning", "replay"} and 0.2 < result["ratio"] < 1.3
     assert (
@@ -171,7 +178,7 @@ def test_throughput_counts_an_update_by_the_env_steps_it_stands_for(tmp_path, mo
 
 
 def test_throughput_says_what_threads_are_worth(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("rlrun.bench.parts.PART_SEC", 0.05)
+    measures_briefly(monkeypatch)
     monkeypatch.setattr("rlrun.machine.machine.cores", lambda: 2)
     file = tmp_path / "result.json"
     words = [
@@ -182,7 +189,7 @@ def test_throughput_says_what_threads_are_worth(tmp_path, capsys, monkeypatch):
         "algo.batch_size=128",
         "algo.replay_ratio=64",
     ]
-    assert _dispatch(["benchmark", "throughput", *words, "seconds=5", "--json", str(file)]) == 0
+    assert _dispatch(["benchmark", "throughput", *words, "seconds=2.5", "--json", str(file)]) == 0
     result = json.loads(file.read_text())
     parts, alone = result["parts"], result["learning_alone"]
     assert set(parts) == {"env", "inference", "learning", "replay"}, (
@@ -194,7 +201,7 @@ def test_throughput_says_what_threads_are_worth(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.parametrize("algo", ["es", "ars"])
 def test_throughput_of_evolution(tmp_path, monkeypatch, algo):
-    monkeypatch.setattr("rlrun.bench.parts.PART_SEC", 0.05)
+    measures_briefly(monkeypatch)
     file = tmp_path / "result.json"
     batch = (
         ["algo.episodes_per_batch=8", "algo.env_steps_per_batch=0"]
@@ -202,7 +209,7 @@ def test_throughput_of_evolution(tmp_path, monkeypatch, algo):
         else ["algo.num_rollouts=4", "algo.rollouts_used=2"]
     )
     words = [f"algo={algo}", "env=CartPole-v1", "resources.inference=serial", "algo.noise_size=100000", *batch]
-    assert _dispatch(["benchmark", "throughput", *words, "seconds=5", "--json", str(file)]) == 0
+    assert _dispatch(["benchmark", "throughput", *words, "seconds=2.5", "--json", str(file)]) == 0
     result = json.loads(file.read_text())
     parts = result["parts"]
     assert set(parts) == {"env", "inference", "learning"} and result["bound"] == pytest.approx(
@@ -212,7 +219,7 @@ def test_throughput_of_evolution(tmp_path, monkeypatch, algo):
 
 
 def test_throughput_of_a_replay_that_never_fills_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("rlrun.bench.parts.PART_SEC", 0.05)
+    measures_briefly(monkeypatch)
     monkeypatch.setattr("rlrun.bench.throughput.FILL_SEC", 1.0)
     words = [
         "algo=dqn",
@@ -222,7 +229,7 @@ def test_throughput_of_a_replay_that_never_fills_is_refused(tmp_path, monkeypatc
         "replay.capacity=50000",
     ]
     with pytest.raises(UserError, match=r"0 updates .* algo.learning_starts=49000"):
-        _dispatch(["benchmark", "throughput", *words, "seconds=5"])
+        _dispatch(["benchmark", "throughput", *words, "seconds=2.5"])
 
 
 def test_the_replay_alone_is_measured(tmp_path, capsys, monkeypatch):

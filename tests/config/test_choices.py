@@ -1,7 +1,10 @@
 """Options that exist only with a choice of their group: Hydra refuses them elsewhere, and old runs that have them load."""
 
+import json
+
 import pytest
 import yaml
+from conftest import by_hydra, of_groups
 
 from rlrun.cli import _dispatch
 from rlrun.config.saved import saved_config
@@ -97,7 +100,7 @@ def test_old_runs_have_options_that_did_nothing(tmp_path, capsys):
     runs = {
         "dqn": (["algo=dqn", *small], ("replay", {"alpha": 0.6, "beta": 0.4, "priority_epsilon": 1e-6})),
         "ppo": (
-            ["algo=ppo", "model=lstm", "algo.fragment_length=16", "algo.batch_size=16", "algo.minibatch_size=16"],
+            ["algo=ppo", "model=lstm", "algo.fragment_length=16", "algo.batch_size=16", "algo.minibatch_size=16", "algo.num_epochs=1"],
             ("memory", {"layers": 1, "heads": 2, "length": 50}),
         ),
         "qr_dqn": (
@@ -107,7 +110,7 @@ def test_old_runs_have_options_that_did_nothing(tmp_path, capsys):
                 {"log_std": 0.0, "share_value": True, "action_distribution": "gaussian", "autoregressive": False},
             ),
         ),
-        "pg": (["algo=pg"], ("memory", {"size": 256, "layers": 1, "heads": 2, "length": 50, "prev_action": False})),
+        "pg": (["algo=pg", "algo.fragment_length=10", "algo.batch_size=20"], ("memory", {"size": 256, "layers": 1, "heads": 2, "length": 50, "prev_action": False})),
     }
     for name, (words, (group, old)) in runs.items():
         run = tmp_path / name
@@ -121,9 +124,21 @@ def test_old_runs_have_options_that_did_nothing(tmp_path, capsys):
         sign(file)
         capsys.readouterr()
         assert saved_config(run) == now and capsys.readouterr().err == ""
-        assert _dispatch(["resume", str(run), f"env_steps={2000 if name == 'pg' else 200}"]) == 0
+        assert _dispatch(["resume", str(run), "env_steps=120"]) == 0
         node[next(iter(old))] = 3
         file.write_text(yaml.safe_dump(values))
         sign(file)
         assert saved_config(run) == now
         assert f"{next(iter(old))}=3 never did anything" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("env=Pong", "algo=dqn", "replay=prioritized", "resources=debug", "logger=[]"),
+        ("algo=icm", "algo@algo.inner=a2c", "model=lstm", "env=MultiAgentCartPole-v0", "logger=[console]"),
+    ],
+)
+def test_tests_compose_what_hydra_does(words):
+    """conftest.of_groups puts a config together from parts."""
+    assert json.loads(of_groups(words)) == json.loads(by_hydra(words))

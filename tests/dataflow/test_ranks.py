@@ -68,18 +68,24 @@ SPACES = {
     "discrete": CASES["discrete"],
     "lstm": CASES["lstm"],
     "every space": CASES["every space"],
+    "every space with memory": [*CASES["every space"], *CASES["lstm"][1:]],
     "box": CASES["box"],
     "agents": CASES["agents"],
     "slates": CASES["slates"],
     "agents' numbers": CASES["agents' numbers"],
     "simulator": CASES["simulator"],
 }
-TOGETHER = [
-    (algo, case)
-    for algo in options("algo")
-    for case in SPACES
-    if fits(algo, case) and (case != "box" or algo in ACTORS)
-] + [("ppo", "whole episodes"), ("pqn", "whole episodes")]
+BOTH = {algo for algo in options("algo") if fits(algo, "lstm") and fits(algo, "every space")}
+
+
+def tried(algo: str, case: str) -> bool:
+    """Whether a case is tried: memory and every space at once where an algorithm takes both."""
+    if case == "every space with memory":
+        return algo in BOTH
+    return fits(algo, case) and (case != "box" or algo in ACTORS) and (case not in ("lstm", "every space") or algo not in BOTH)
+
+
+TOGETHER = [(algo, case) for algo in options("algo") for case in SPACES if tried(algo, case)] + [("ppo", "whole episodes"), ("pqn", "whole episodes")]
 
 
 def typed(*words):
@@ -167,7 +173,8 @@ def test_every_row_is_counted_once(tmp_path, kind, runner):
 def test_whole_episodes_give_every_learner_as_many_minibatches(tmp_path):
     """Their learners have different numbers of rows, and one that made another step would wait for ever."""
     words = ["algo=ppo", "env=CartPole-v1", "env.max_episode_steps=60", "logger=[]", "model.hidden=[8]", "resources.num_learners=2", "env_steps=1500",
-             "resources.inference=serial", "runner.complete_episodes=true", "algo.fragment_length=20", "algo.batch_size=80", "algo.minibatch_size=16"]  # fmt: skip
+             "resources.inference=serial", "runner.complete_episodes=true", "algo.fragment_length=20", "algo.batch_size=80", "algo.minibatch_size=16",
+             "algo.num_epochs=2"]  # fmt: skip
     _, job, rows = run_wired(Wired(typed(*words)), tmp_path)
     assert job.status == "COMPLETED" and job.clock.updates > 5
     assert job.episodes.count > 20 and all(row["learn/skipped_updates"] == 0 for row in rows if row["updates"])
@@ -212,6 +219,7 @@ def test_two_learners_learn_what_one_does(tmp_path, algo, runner):
         "logger=[]",
         "env_steps=60000",
         "stop.return_mean=18",
+        "episode_window=20",
         *runner,
     ]
     _, job, _ = run_wired(Wired(typed(*small(algo, "quick"), *words)), tmp_path)
@@ -295,7 +303,7 @@ def test_a_named_gpu_is_the_only_one():
 def test_resumed_learners_begin_with_the_same_weights(tmp_path, capfd):
     path = tmp_path / "run"
     words = ["algo=ppo", "env=CartPole-v1", "resources.num_learners=2", "resources.inference=serial", "algo.batch_size=256", "algo.minibatch_size=64",
-             "algo.fragment_length=32", "model.observation_filter=mean_std", "logger=[]", "env_steps=600"]  # fmt: skip
+             "algo.num_epochs=2", "model.hidden=[8]", "algo.fragment_length=32", "model.observation_filter=mean_std", "logger=[]", "env_steps=600"]  # fmt: skip
     assert _dispatch(["train", *words, f"run_dir={path}"]) == 0
     assert _dispatch(["resume", str(path), "env_steps=1200"]) == 0
     summary = json.loads((path / "summary.json").read_text())
@@ -305,7 +313,7 @@ def test_resumed_learners_begin_with_the_same_weights(tmp_path, capfd):
 def test_every_learners_replay_is_saved_and_goes_on(tmp_path):
     path = tmp_path / "run"
     words = ["algo=dqn", "env=CartPole-v1", "resources.num_learners=2", "replay=prioritized", "replay.capacity=5000", "logger=[]", "env_steps=1500",
-             "algo.num_envs=2"]  # fmt: skip
+             "algo.num_envs=2", "model.hidden=[8]"]  # fmt: skip
     assert _dispatch(["train", *words, f"run_dir={path}"]) == 0
     (first,) = (path / "checkpoints").glob("0*")
     rows = [len((first / f"replay-{rank}.bin").read_bytes()) for rank in range(2)]

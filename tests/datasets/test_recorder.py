@@ -4,8 +4,6 @@ import errno
 import importlib.util
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from counting import LENGTH, CountingAlgorithm
 from datasets_of_tests import episode
 
 import rlrun
+from rlrun.cli import _dispatch
 from rlrun.config.run import type_config
 from rlrun.core.batch import allocate, fragment_layout
 from rlrun.core.errors import RunFailed, UserError
@@ -265,16 +264,10 @@ def test_bad_input_is_a_sentence(words, said, recorded, tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists() and not (tmp_path / "x").exists()
 
 
-def test_the_command_needs_no_env(recorded, tmp_path):
+def test_the_command_needs_no_env(recorded, tmp_path, capsys):
     words = ["train", *OFFLINE[:2], "resources=debug", "logger=[]", f"data.path={recorded}", "env_steps=500"]
-    made = subprocess.run(
-        [sys.executable, "-m", "rlrun", *words, f"run_dir={tmp_path / 'run'}"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert made.returncode == 0, made.stderr
-    assert "dqn on rlrun/Identity-v0" in made.stdout
+    assert _dispatch([*words, f"run_dir={tmp_path / 'run'}"]) == 0
+    assert "dqn on rlrun/Identity-v0" in capsys.readouterr().out
 
 
 def test_a_policy_is_recorded_and_shown(tmp_path, capsys, monkeypatch):

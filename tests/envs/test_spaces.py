@@ -21,7 +21,7 @@ LEARN = ["algo=ppo", "logger=[]", "model.hidden=[64]", "algo.fragment_length=20"
 def test_every_kind_of_action_reaches_the_env_as_its_space_says(typed, tmp_path, kind):
     """The environment itself refuses any other action."""
     words = ["algo=ppo", "env=rlrun/EverySpace-v0", "logger=[]", "model.hidden=[8]", "algo.fragment_length=5", "algo.batch_size=20",
-             "algo.minibatch_size=10", "resources.device=cpu", "resources.envs_per_sampler=2", "env_steps=400", "algo.kl_coef=0.2"]  # fmt: skip
+             "algo.minibatch_size=10", "algo.num_epochs=2", "resources.device=cpu", "resources.envs_per_sampler=2", "env_steps=400", "algo.kl_coef=0.2"]  # fmt: skip
     _, job, rows = run_wired(Wired(typed(*words, *KINDS[kind])), tmp_path)
     assert job.status == "COMPLETED" and rows[-1]["sample/episode_length_mean"] == 20
 
@@ -31,7 +31,7 @@ def test_every_kind_of_action_reaches_the_env_as_its_space_says(typed, tmp_path,
 )
 def test_all_parts_of_an_action_are_learnt_together(typed, tmp_path, more):
     """The best return is 60; a random policy gets about 12."""
-    words = ["env=rlrun/EverySpace-v0", "resources=debug", "env_steps=200000", "stop.return_mean=48", "log_every_sec=1"]
+    words = ["env=rlrun/EverySpace-v0", "resources=debug", "env_steps=200000", "stop.return_mean=48", "episode_window=20"]
     _, job, _ = run_wired(Wired(typed(*LEARN, *words, *more)), tmp_path)
     assert job.status == "STOPPED", job.episodes.mean
 
@@ -39,7 +39,7 @@ def test_all_parts_of_an_action_are_learnt_together(typed, tmp_path, more):
 def test_masks_are_obeyed_and_used(typed, tmp_path):
     """The environment raises on an illegal action. The best return is 10; a random legal policy gets 5."""
     _, job, _ = run_wired(
-        Wired(typed(*LEARN, "env=rlrun/Masked-v0", "resources=debug", "env_steps=60000", "stop.return_mean=6.5")),
+        Wired(typed(*LEARN, "env=rlrun/Masked-v0", "resources=debug", "env_steps=60000", "stop.return_mean=6.5", "episode_window=40")),
         tmp_path,
     )
     assert job.status == "STOPPED", job.episodes.mean
@@ -167,9 +167,9 @@ def test_only_an_autoregressive_policy_learns_correlated_actions(typed, tmp_path
     """
     means = {}
     for value in ("true", "false"):
-        words = ["algo=ppo", "env=rlrun/CorrelatedActions-v0", *SMALL[:1], "logger=[]", f"model.autoregressive={value}", "model.hidden=[32]", "env_steps=12000",
-                 "algo.fragment_length=20", "algo.batch_size=320", "algo.minibatch_size=80", "algo.lr=3e-3", "algo.discount=0", "algo.entropy_coef=0.6",
-                 "algo.normalize_advantage=none"]  # fmt: skip
+        words = ["algo=ppo", "env=rlrun/CorrelatedActions-v0", *SMALL[:1], "logger=[]", f"model.autoregressive={value}", "model.hidden=[32]", "env_steps=6400",
+                 "algo.fragment_length=20", "algo.batch_size=320", "algo.minibatch_size=160", "algo.num_epochs=4", "algo.lr=0.02", "algo.discount=0",
+                 "algo.entropy_coef=0.6", "algo.normalize_advantage=none"]  # fmt: skip
         _, job, _ = run_wired(Wired(typed(*words)), tmp_path / value)
         means[value] = job.episodes.mean
     assert 15.5 < means["true"] < 18 and 8.5 < means["false"] < 12.5

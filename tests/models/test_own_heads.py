@@ -109,6 +109,7 @@ def test_the_users_distribution_learns(tmp_path):
         "algo.discount=0",
         "model.hidden=[32]",
         "stop.return_mean=-3",
+        "episode_window=20",
     ]
     assert _dispatch(["train", "algo=ppo", *BOX, *words, LAPLACE, f"model.value_head={LAYERS}", f"run_dir={run}"]) == 0
     assert '"STOPPED"' in (run / "summary.json").read_text()

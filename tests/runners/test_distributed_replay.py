@@ -121,7 +121,7 @@ def test_shards_with_more_rows_are_drawn_from_more_often():
 def test_apex_learns_with_two_shards(typed, tmp_path):
     words = [*APEX, "env=rlrun/Identity-v0", "resources.inference=local", "runner.num_shards=2", "model.hidden=[64]", "algo.inner.lr=3e-3",
              "algo.inner.discount=0", "algo.inner.n_step=1", "algo.inner.replay_ratio=10", "algo.inner.target_update_interval=50", "env_steps=100000",
-             "stop.return_mean=18"]  # fmt: skip
+             "stop.return_mean=18", "episode_window=20"]  # fmt: skip
     _, job, _ = run_wired(Wired(typed(*words)), tmp_path)
     assert job.status == "STOPPED" and job.episodes.mean >= 18
     assert job.clock.updates * 16 <= 10 * job.clock.env_steps, "no more is learnt than the ratio says"
@@ -185,7 +185,7 @@ def test_a_resumed_run_has_its_rows_or_says_that_it_has_not(tmp_path, capfd, che
     words = [
         *APEX,
         "env=CartPole-v1",
-        "env_steps=1500",
+        "env_steps=600",
         "resources.inference=local",
         "runner.num_shards=2",
         f"replay.checkpoint={checkpoint}",
@@ -196,7 +196,7 @@ def test_a_resumed_run_has_its_rows_or_says_that_it_has_not(tmp_path, capfd, che
     state = torch.load(last / "replay.pt", weights_only=True)
     assert state["limiter"]["came"] == json.loads((last / "run.json").read_text())["env_steps"]
     capfd.readouterr()
-    assert _dispatch(["resume", str(path), "env_steps=2500"]) == 0
+    assert _dispatch(["resume", str(path), "env_steps=1000"]) == 0
     assert ("holds no replayed rows" in capfd.readouterr().out) is said
     assert json.loads((path / "summary.json").read_text())["status"] == "COMPLETED"
 

@@ -177,6 +177,7 @@ def test_it_learns_and_only_unperturbed_episodes_count(typed, tmp_path, algo):
         "algo.eval_share=0.5",
         "env_steps=300000",
         "stop.return_mean=18",
+        "episode_window=20",
     ]
     _, job, rows = run_wired(wiring(typed, *words, algo=algo), tmp_path)
     assert job.status == "STOPPED" and job.episodes.mean >= 18

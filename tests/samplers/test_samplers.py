@@ -272,8 +272,8 @@ def test_whole_episodes_fill_a_fragment(typed, kind):
 
 @pytest.mark.parametrize("algo", ["ppo", "pg", "a2c"])
 def test_whole_episodes_are_learnt_from(typed, tmp_path, algo):
-    words = ["env=rlrun/Identity-v0", "resources=debug", "logger=[]", "model.hidden=[64]", "env_steps=60000", "stop.return_mean=18", "algo.fragment_length=10",
-             "algo.batch_size=40", "algo.lr=3e-3", "algo.discount=0", "algo.entropy_coef=0", "runner.complete_episodes=true",
+    words = ["env=rlrun/Identity-v0", "resources=debug", "logger=[]", "model.hidden=[64]", "env_steps=60000", "stop.return_mean=18", "episode_window=20",
+             "algo.fragment_length=10", "algo.batch_size=40", "algo.lr=3e-3", "algo.discount=0", "algo.entropy_coef=0", "runner.complete_episodes=true",
              "env.max_episode_steps=20", *(["algo.minibatch_size=20", "algo.sequence_length=10"] if algo == "ppo" else [])]  # fmt: skip
     from test_actor_learner import run_wired
 
