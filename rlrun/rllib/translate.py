@@ -291,6 +291,10 @@ class Experiment(Translation):
             sequence = sequence_of(self) if self.core in JOINT else 1
             rows = int(automatic if length == "auto" else length)
             replayed(self, rows, int(batch), envs, lengths, batches, sequence)
+        self._batch_mode()
+
+    def _batch_mode(self) -> None:
+        """Says what becomes of whole episodes."""
         mode = self.get("batch_mode")
         if self.core in (*DREAMING, *SEARCHING, *META):
             return
@@ -301,7 +305,7 @@ class Experiment(Translation):
         elif self.core in ("pg", "a2c", "ppo", "ddppo", "marwil", *BANDITS):
             self.set("runner.complete_episodes", mode == "complete_episodes", "batch_mode")
             if self.core == "ddppo" and mode == "complete_episodes":
-                self.set(f"{at}.cut_share", 1.0, why="episodes that are cut are not complete")
+                self.set(f"{self.inner}.cut_share", 1.0, why="episodes that are cut are not complete")
         elif mode == "complete_episodes" and self.core in ("impala", "appo"):
             self.say(
                 "batch_mode",
