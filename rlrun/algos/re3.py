@@ -21,7 +21,9 @@ Reported returns are those of the environment alone.
 Metrics: those of the inner algorithm; learn/intrinsic_reward: mean per row, weighted by beta; state_entropy: the same
 without beta, in nats; with beta=0 it is only measured; beta.
 Checked: tests/algos/test_re3.py (against a search by brute force), tuned/re3/ (around SAC, the states visited in
-Pendulum have more entropy with it than without; around PPO, no difference was found within 30k env steps).
+Pendulum have more entropy with it than without. Around PPO with beta=300, state_entropy was 0.192, 0.184 and 0.182 for
+seeds 1 to 3, the mean of the last ten updates of 40,000 env steps, and 0.183, 0.179 and 0.175 with beta=0; with beta=10
+no difference was found).
 """
 
 from __future__ import annotations

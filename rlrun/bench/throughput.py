@@ -121,7 +121,7 @@ class _Rows:
             self.learns()
 
 
-class Trained(NamedTuple):
+class Rates(NamedTuple):
     """What a run of some seconds has shown, after it had warmed up."""
 
     env_steps: float  # per second
@@ -132,7 +132,7 @@ class Trained(NamedTuple):
     samplers: dict[str, float]  # microseconds per env step in the environment and the policy
 
 
-def _train(parts: LearnerParts, seconds: float) -> Trained:
+def _train(parts: LearnerParts, seconds: float) -> Rates:
     """Trains for so many seconds after learning began.
 
     UserError where fewer than three rows with updates were logged, as when a replay is still waiting for
@@ -201,7 +201,7 @@ def _job(logger: _Rows, folder: Path) -> Run:
     )
 
 
-def _measured(learnt: list[dict[str, Any]], memory_mb: float) -> Trained:
+def _measured(learnt: list[dict[str, Any]], memory_mb: float) -> Rates:
     """Rates and means over the rows behind the first WARM_SHARE of the time. learnt: rows that have updates."""
     warm = learnt[0]["time_sec"] + WARM_SHARE * (learnt[-1]["time_sec"] - learnt[0]["time_sec"])
     counted = [row for row in learnt if row["time_sec"] >= warm]
@@ -220,7 +220,7 @@ def _measured(learnt: list[dict[str, Any]], memory_mb: float) -> Trained:
         name: [row[f"time/{name}_us"] for row in counted if row.get(f"time/{name}_us") is not None]
         for name in ("env", "policy")
     }
-    return Trained(
+    return Rates(
         env_steps=(last - first) / elapsed,
         updates=(counted[-1]["updates"] - counted[0]["updates"]) / elapsed,
         memory_mb=memory_mb,

@@ -122,7 +122,7 @@ def in_window(path: Path, options: WatchOptions, trusted: bool) -> int:
     return 0
 
 
-class Drawn(NamedTuple):
+class DrawnEnv(NamedTuple):
     """An environment that is played, and how its pictures are made."""
 
     env: Any
@@ -131,7 +131,7 @@ class Drawn(NamedTuple):
     rate: float  # frames per second
 
 
-def drawn_env(trained: Any, seeds: Any) -> Drawn:
+def drawn_env(trained: Any, seeds: Any) -> DrawnEnv:
     """Makes the environment of a run so that it can be drawn. Raises UserError if it cannot."""
     from rlrun.envs import gym
     from rlrun.envs.agent_games import AgentsConfig
@@ -148,7 +148,7 @@ def drawn_env(trained: Any, seeds: Any) -> Drawn:
         env = AtariEnv(cfg, spec, *args, learning=False)
         full = dataclasses.replace(cfg, stack=1)
         screen = AtariEnv(full, spec, *args, learning=False, height=210, width=160, grayscale=False)
-        return Drawn(env, None, screen, 60 / cfg.frame_skip)
+        return DrawnEnv(env, None, screen, 60 / cfg.frame_skip)
     plain = without_stack(spec)
     drawn: Any
     if isinstance(cfg, AgentsConfig):
@@ -159,7 +159,7 @@ def drawn_env(trained: Any, seeds: Any) -> Drawn:
             raise UserError(f"{spec.name} cannot draw itself: rgb_array is not one of its render_modes")
         drawn = GymEnv(cfg, plain, seeds, "watch", 0, 1, render=True)
         rate = drawn.env.envs[0].metadata.get("render_fps", 30)
-    return Drawn(Stacked(drawn, spec) if spec.stack > 1 else drawn, drawn.frame, None, float(rate))
+    return DrawnEnv(Stacked(drawn, spec) if spec.stack > 1 else drawn, drawn.frame, None, float(rate))
 
 
 def record(

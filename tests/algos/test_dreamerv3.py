@@ -194,7 +194,8 @@ def test_dreams_by_hand(typed):
             wanted["policy"][n] -= weight * gain / steps
             both = cross_entropy(critic[t, n], returns[t, n]) + cross_entropy(critic[t, n], slow[t, n])
             wanted["value"][n] += weight * both / steps
-    np.testing.assert_allclose(first.numpy(), returns[0], rtol=1e-4, atol=1e-4)
+    # New weights imagine rewards of millions, whose sums are rounded as large numbers even where they nearly cancel.
+    np.testing.assert_allclose(first.numpy(), returns[0], rtol=1e-4, atol=max(1e-4, 1e-6 * np.abs(returns).max()))
     for name, values in wanted.items():
         np.testing.assert_allclose(losses[name].detach().numpy(), values, rtol=2e-3, atol=1e-4, err_msg=name)
 

@@ -15,6 +15,7 @@ from rlrun.machine.machine import Machine
 from rlrun.machine.resources import Resources
 from rlrun.runtime import session
 from rlrun.runtime.plan import plan
+from rlrun.runtime.plan_text import described
 from rlrun.runtime.rundir import RunDir
 
 SAC = ["algo=sac", "env=Pendulum-v1", "logger=[]"]
@@ -181,6 +182,6 @@ def test_a_layout_is_a_function_of_values(typed):
 @pytest.mark.parametrize("algo", ["impala", "ppo", "dqn", "apex", "es", "a3c"])
 def test_every_plan_can_be_printed_and_sent(typed, algo):
     made = plan(typed(f"algo={algo}", "env=CartPole-v1", "logger=[]"), machine(4, 1e-3))
-    said = str(made)
+    said = described(made)
     assert all(word in said for word in ("algorithm", "samplers", made.resources.why[0])) and len(said.splitlines()) > 7
-    assert str(pickle.loads(pickle.dumps(made))) == said, "it goes to learners in other processes"
+    assert described(pickle.loads(pickle.dumps(made))) == said, "it goes to learners in other processes"
