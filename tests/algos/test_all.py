@@ -95,8 +95,9 @@ def same(a, b):
     return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
 
 
-# Cases of networks and spaces, of which the algorithms that take any action know nothing: three that hold policies in
-# different ways try all of them (appo has a target policy, bc draws sequences), the others the largest one.
+# Algorithms that take any action do not know which networks and spaces they have. The fast suite tries all of these
+# cases with three of them, which hold their policies in different ways: ppo, appo with its target policy, and bc, which
+# draws sequences. The slow suite tries them with all.
 STAND_FOR_ALL = ("ppo", "appo", "bc")
 OF_MODELS = ("lstm", "every space", "masked", "gtrxl, two trunks", "autoregressive", "gru, two trunks")
 
@@ -159,8 +160,9 @@ def test_what_stands_in_dead_rows_changes_nothing(typed, algo, case):
 
 
 def identity(algo: str, env: str, bar: float):
-    """Losses of algorithms that take any action see log probabilities only: with numbers, ppo stands for them all. World
-    models take a minute to learn to choose, and are learnt with numbers in a third of it."""
+    """Says which cases the slow suite alone runs. Algorithms that take any action see only its log probability, so PPO
+    stands for all of them where actions are numbers. World models need a minute to learn choices, and a third of that
+    to learn numbers, so the fast suite lets them learn numbers."""
     again = algo in DREAMING if env == "rlrun/Identity-v0" else algo in ANY_ACTION and algo != "ppo"
     return pytest.param(algo, env, bar, marks=[pytest.mark.slow] if again else [])
 

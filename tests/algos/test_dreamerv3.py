@@ -159,7 +159,10 @@ def test_acting_follows_rows_as_learning_does(typed):
 def test_dreams_by_hand(typed):
     """Returns, weights and both losses of dreams whose heads are known, written slowly."""
     made, (batch,) = begun(typed, "algo.horizon=10", "algo.entropy_coef=0.1", "algo.return_norm.limit=2")
-    start_rows = State(torch.rand(20, 16) - 0.5, torch.rand(20, 12))
+    # New weights imagine rewards of millions. From some states their sums nearly cancel, and floats cannot say the rest
+    # to four digits, so the states must not depend on the tests that ran before.
+    rng = torch.Generator().manual_seed(0)
+    start_rows = State(torch.rand(20, 16, generator=rng) - 0.5, torch.rand(20, 12, generator=rng))
     cfg, told = made.cfg, {}
     imagine = made.policy.rssm.imagine
     made.policy.rssm.imagine = lambda *args: told.setdefault("dream", imagine(*args))
@@ -194,8 +197,7 @@ def test_dreams_by_hand(typed):
             wanted["policy"][n] -= weight * gain / steps
             both = cross_entropy(critic[t, n], returns[t, n]) + cross_entropy(critic[t, n], slow[t, n])
             wanted["value"][n] += weight * both / steps
-    # New weights imagine rewards of millions, whose sums are rounded as large numbers even where they nearly cancel.
-    np.testing.assert_allclose(first.numpy(), returns[0], rtol=1e-4, atol=max(1e-4, 1e-6 * np.abs(returns).max()))
+    np.testing.assert_allclose(first.numpy(), returns[0], rtol=1e-4, atol=1e-4)
     for name, values in wanted.items():
         np.testing.assert_allclose(losses[name].detach().numpy(), values, rtol=2e-3, atol=1e-4, err_msg=name)
 

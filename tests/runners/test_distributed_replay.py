@@ -158,7 +158,9 @@ def test_a_killed_process_ends_the_run_at_once(typed, tmp_path, victim):
     import multiprocessing
 
     def kill():
+        deadline = time.monotonic() + 60
         while not any(p.name == victim for p in multiprocessing.active_children()):
+            assert time.monotonic() < deadline, f"{victim} has not started"
             time.sleep(0.05)
         time.sleep(1.0)
         for process in multiprocessing.active_children():
