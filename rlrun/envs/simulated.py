@@ -118,6 +118,7 @@ class HeldState(NamedTuple):
     state: Any  # what get_state() returned; None at an end
     rows: Rows  # what is seen there, leaves [1, ...]
     paid: float  # rewards of the episode before it
+    steps: int  # of the episode before it, because a time limit counts them outside of the environment
 
 
 _KEPT: dict[int, HeldState] = {}  # of this process: environments and the searches that begin at them share it
@@ -138,6 +139,7 @@ class CopiedGame:
     def __init__(self, cfg: GymConfig, env: Any):
         self.env, self.inside = env, env.unwrapped
         self.spec = gym.make_spec(cfg)
+        self.limit = self.spec.max_episode_steps
         self.actions = self.spec.action.n if isinstance(self.spec.action, Discrete) else 0
         self.name = cfg.name
         self.made: list[int] = []
@@ -155,7 +157,7 @@ class CopiedGame:
         numbers = []
         for seed in rng.integers(2**31, size=count).tolist():
             obs, _ = self.env.reset(seed=seed)
-            numbers.append(self._keep(HeldState(self.inside.get_state(), self._rows(obs), 0.0)))
+            numbers.append(self._keep(HeldState(self.inside.get_state(), self._rows(obs), 0.0, 0)))
         return np.array(numbers, dtype=np.float64)[:, None]
 
     def observe(self, state: np.ndarray) -> Rows:
@@ -169,9 +171,10 @@ class CopiedGame:
             kept = _KEPT[number]
             self.inside.set_state(kept.state)
             obs, reward[i], terminated, truncated, _ = self.inside.step(move + start)
-            over[i] = terminated or truncated
+            steps = kept.steps + 1
+            over[i] = terminated or truncated or (self.limit is not None and steps >= self.limit)
             held = None if over[i] else self.inside.get_state()
-            after.append(self._keep(HeldState(held, self._rows(obs), kept.paid + float(reward[i]))))
+            after.append(self._keep(HeldState(held, self._rows(obs), kept.paid + float(reward[i]), steps)))
         return Moved(np.array(after, dtype=np.float64)[:, None], reward, over)
 
     def paid(self, state: np.ndarray) -> np.ndarray:
@@ -265,7 +268,7 @@ class WithGame:
         self.env, self.spec, self.count = env, spec, env.count
         space = spec.obs[STATE]
         self.rows = np.zeros((env.count, *space.shape), dtype=space.dtype)
-        self.paid = np.zeros(env.count)
+        self.paid, self.steps = np.zeros(env.count), np.zeros(env.count, dtype=np.int64)
         self.held: dict[int, int] = {}  # of environments that are copied: the number of the state that is kept of each
 
     def _with(self, obs: Rows) -> Rows:
@@ -291,7 +294,8 @@ class WithGame:
             self.rows[number, :-BEHIND] = env.game_state
         elif going:
             seen = map_rows(obs, lambda part: np.array(part[number : number + 1]))
-            self.rows[number, 0] = self._replace(number, HeldState(env.get_state(), seen, float(self.paid[number])))
+            kept = HeldState(env.get_state(), seen, float(self.paid[number]), int(self.steps[number]))
+            self.rows[number, 0] = self._replace(number, kept)
         self.rows[number, -BEHIND:] = self.paid[number], going
 
     def _replace(self, number: int, kept: HeldState) -> int:
@@ -301,13 +305,14 @@ class WithGame:
         return self.held[number]
 
     def reset(self, generation: int) -> Rows:
-        self.paid[:] = 0.0
+        self.paid[:], self.steps[:] = 0.0, 0
         return self._with(self.env.reset(generation))
 
     def step(self, action: Any) -> Step:
         step = self.env.step(action)
         if step.reward.ndim == 1:
             self.paid = np.where(step.is_first, 0.0, self.paid + step.reward)
+            self.steps = np.where(step.is_first, 0, self.steps + 1)
         return step._replace(obs=self._with(step.obs))
 
     def frame(self) -> np.ndarray:

@@ -104,7 +104,8 @@ def reference(name: str, level: str) -> float:
 
 
 def train(name: str, folder: Path) -> None:
-    """Trains a policy anew, keeps the expert and the medium one, and records the run up to the medium one."""
+    """Trains a policy anew, keeps the expert and the medium one, and records the run up to the medium one. That takes a
+    second run where the medium policy is only known at the end of the first."""
     from safetensors.torch import save_file
 
     facts = described(name)
@@ -112,6 +113,8 @@ def train(name: str, folder: Path) -> None:
         run = Path(made) / "run"
         every = f"checkpoint.every={facts['checkpoint_every']}"
         words = [*facts["words"], every, "checkpoint.keep=1000", "checkpoint.every_sec=null", "logger=[]"]
+        if last_level(name) == "medium":
+            words += ["resources=debug", f"record={folder}"]
         command = [sys.executable, "-m", "rlrun", "train", *words, f"run_dir={run}"]
         subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
         steps = sorted(int(path.name) for path in (run / "checkpoints").glob("[0-9]*"))
@@ -136,7 +139,8 @@ def train(name: str, folder: Path) -> None:
             assert path.stat().st_size < 1_000_000, f"{path} is larger than a megabyte"
             facts["levels"][level] = {"env_steps": at, "sampled_return": played(at)}
         write_atomically(POLICIES / f"{name}.json", json.dumps(facts, indent=1) + "\n")
-    replay(name, folder, "medium")
+    if last_level(name) != "medium":
+        replay(name, folder, "medium")
 
 
 def replay(name: str, folder: Path, level: str) -> None:

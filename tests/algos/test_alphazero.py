@@ -357,6 +357,22 @@ def test_games_of_random_moves_end_by_the_environments_time_limit(typed):
     assert int(made.policy.ranked_count) == 10 and made.policy.ranked_returns[:10].tolist() == [15.0] * 10
 
 
+def test_copies_end_where_the_environments_time_limit_ends_them(typed):
+    """Also those that begin in the middle of an episode, whose environment has counted the steps before."""
+    wiring, made, _ = start(typed, "alphazero", "env=tests/Endless-v0", "algo.search.simulations=2")
+    env, game = wiring.plan.make_env()(0, 2), made.policy.game
+    env.reset(0)
+    for played in range(18):  # the 16th step only begins another episode
+        rows = env.step(np.zeros(2, np.int64)).obs["game_state"]
+        state, more, over = rows[:, :1], 0, np.array([rows[0, -1] == 0] * 2)
+        while not over.all():
+            state, _, over = game.step(state, np.zeros(2, np.int64))
+            more += 1
+        assert more == (14 - played if played < 15 else 30 - played)
+        game.forget()
+    env.close()
+
+
 def test_random_games_have_the_returns_of_random_play():
     returns = random_returns(SparseCartPole(500), np.random.default_rng(0), 400)
     assert 20 < returns.mean() < 25
