@@ -91,15 +91,16 @@ class Rules:
 class GameSpec:
     """How a process makes its own simulator of an environment. It is picklable."""
 
-    maker: str  # module:function, which takes cfg
+    maker: str  # module:function, which takes cfg and `limited`
     cfg: Any  # the config of the environment
     players: int
     copies: bool  # whether states are numbers of copies that live in the process that steps the environment
 
-    def make(self) -> Simulator:
+    def make(self, limited: bool = True) -> Simulator:
+        """limited: whether games also end by a time limit that only the environment's wrapper counts."""
         module, _, name = self.maker.partition(":")
-        function: Callable[[Any], Simulator] = getattr(importlib.import_module(module), name)
-        return function(self.cfg)
+        function: Callable[[Any, bool], Simulator] = getattr(importlib.import_module(module), name)
+        return function(self.cfg, limited)
 
 
 BEHIND = 2  # numbers behind the state in game_state

@@ -86,8 +86,8 @@ def _check_rewards(game: Simulator, name: str) -> None:
         )
 
 
-def simulator_of(cfg: Any) -> Simulator:
-    """Makes the simulator of an environment. Raises UserError if it has none."""
+def simulator_of(cfg: Any, limited: bool = True) -> Simulator:
+    """Makes the simulator of an environment. limited: as in GameSpec.make. Raises UserError if it has none."""
     if isinstance(cfg, AgentsConfig):
         game = make_game(cfg)
         try:
@@ -106,7 +106,7 @@ def simulator_of(cfg: Any) -> Simulator:
     if missing:
         env.close()
         raise UserError(f"env={cfg.name} has no {' and no '.join(missing)}: {NEEDS}")
-    return CopiedGame(cfg, env)
+    return CopiedGame(cfg, env, limited)
 
 
 # -- environments with get_state and set_state -------------------------------------------------------------------------
@@ -136,10 +136,10 @@ class CopiedGame:
 
     players, size, dtype = 1, 1, "float64"  # which holds whole numbers up to 2 ** 53
 
-    def __init__(self, cfg: GymConfig, env: Any):
+    def __init__(self, cfg: GymConfig, env: Any, limited: bool):
         self.env, self.inside = env, env.unwrapped
         self.spec = gym.make_spec(cfg)
-        self.limit = self.spec.max_episode_steps
+        self.limit = self.spec.max_episode_steps if limited else None
         self.actions = self.spec.action.n if isinstance(self.spec.action, Discrete) else 0
         self.name = cfg.name
         self.made: list[int] = []
@@ -255,6 +255,65 @@ def _path(game: CopiedGame, state: np.ndarray, rng: np.random.Generator, moves: 
         if over[0]:
             break
     return found
+
+
+class Played:
+    """The states that policies search from, in one or more episodes that the user's own loop plays."""
+
+    def __init__(self, spec: EnvSpec):
+        assert spec.game is not None
+        self.game, self.name = spec.game, spec.name
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets the episodes that were being played."""
+        self.paid: np.ndarray | None = None
+        self.steps: np.ndarray | None = None
+
+    def _alone(self, envs: Any, count: int) -> list[Any]:
+        given = list(envs) if isinstance(envs, list | tuple) else [envs]
+        if envs is None or len(given) != count:
+            raise ValueError(
+                f"this policy tries moves of {self.name} before it makes one: act(obs, env=env), with the environment"
+                f" that showed the observation, or a list of {count} for {count} observations"
+            )
+        return [env.unwrapped for env in given]
+
+    def rows(self, envs: Any, seen: Rows, first: np.ndarray, reward: Any) -> np.ndarray:
+        """Returns game_state [B, S + 2] of B environments with one player, after `reward` [B] for the last actions.
+        Raises ValueError if something is missing. The rows are forgotten by forget()."""
+        inside = self._alone(envs, len(first))
+        if self.paid is None or self.steps is None or len(self.paid) != len(first):
+            self.paid, self.steps = np.zeros(len(first)), np.zeros(len(first), dtype=np.int64)
+        elif not first.all() and reward is None and self.game.copies:
+            raise ValueError("a search counts what an episode has paid: act(obs, reward=reward, env=env)")
+        else:
+            last = 0.0 if reward is None else np.asarray(reward, dtype=np.float64).reshape(len(first))
+            self.paid, self.steps = np.where(first, 0.0, self.paid + last), np.where(first, 0, self.steps + 1)
+        made = []
+        for i, env in enumerate(inside):
+            if hasattr(env, "game_state"):
+                state = env.game_state
+            else:
+                one = map_rows(seen, lambda part, i=i: np.array(part[i : i + 1]))  # type: ignore[misc]
+                state = [keep(HeldState(env.get_state(), one, float(self.paid[i]), int(self.steps[i])))]
+            made.append(np.concatenate([state, [self.paid[i], 1.0]]))
+        return np.stack(made)
+
+    def forget(self, rows: np.ndarray) -> None:
+        if self.game.copies:
+            for number in rows[:, 0].tolist():
+                _KEPT.pop(number, None)
+
+    def rows_of_two(self, env: Any, names: list[str], asked: Any) -> np.ndarray:
+        """Returns game_state [2, S + 2] of a game for two, of whom `asked` are to act. Raises ValueError if the
+        environment is missing, or if it is not their turn."""
+        (inside,) = self._alone(env, 1)
+        for name in asked:
+            if name != inside.agent_selection:
+                raise ValueError(f"it is the turn of {inside.agent_selection}, and not of {name}")
+        mine = [[0.0, float(name in asked)] for name in names]
+        return np.stack([np.concatenate([inside.game_state, own]) for own in mine])
 
 
 # -- beside the observations -------------------------------------------------------------------------------------------

@@ -101,8 +101,9 @@ class SearchPolicy(FiltersObservations, Policy):
 
     @cached_property
     def game(self) -> Simulator:
-        """This process's simulator."""
-        return self.spec.game.make()
+        """This process's simulator. A return is ranked where a time limit ends the episode, so that a search must see
+        the limit then. Without ranked rewards a value stands for what would have followed, and the limit is no end."""
+        return self.spec.game.make(limited=self.ranked.enabled)
 
     def recordable(self, what: Pass) -> bool:
         return what == "learning"
@@ -207,6 +208,10 @@ class SearchPolicy(FiltersObservations, Policy):
         found = search(cfg, GuidedGame(self, rng), rows[mine], root, self.players, self.normalize, gumbel)
         self.game.forget()
         return found
+
+    def greedy(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor | Batch, Batch]:
+        """The network's first guess, which is greedy play with 0 simulations: a search is not a function of tensors."""
+        return self.guess(obs.map(lambda x: x.unsqueeze(0))).log_probs[0].argmax(-1), state
 
     def best(self, state: np.ndarray) -> np.ndarray:
         """The actions [B] of greedy play in states [B, S] of the simulator."""

@@ -24,6 +24,7 @@ from rlrun.core.specs import Box, Nested, Space
 from rlrun.envs.joint import ALIVE
 from rlrun.envs.recorded import RecordedConfig
 from rlrun.envs.registry import Factory
+from rlrun.policies.planning import SearchPolicy
 from rlrun.runtime.export_files import FORMATS, fingerprint, from_before, require, strangers
 from rlrun.runtime.exported_policy import (
     EXAMPLES,
@@ -83,6 +84,11 @@ def describe(part: Part, formats: tuple[str, ...]) -> dict[str, Any]:
             "a row is an environment, with an axis over the agents in this order"
             if trained.spec.joint
             else "a row is one of these agents; a call takes any number of them, such as those that are in the game"
+        )
+    if isinstance(trained.policy, SearchPolicy):
+        told["searches"] = (
+            "not here: these files play the network's first guess, as algo.search.simulations=0 does, while the run's"
+            " own policy searches and plays better"
         )
     if part.fixed is not None:
         told["fixed"] = f"it did not learn; its weights are those of {part.fixed}"
@@ -197,6 +203,7 @@ def recipe(part: Part, told: dict[str, Any]) -> str:
     """The part of README.md about one policy's files. told: its part of policy.json."""
     lines = ["## The files" if part.name is None else f"## The policy {part.name}", ""]
     lines += [told["rows"] + ".", ""] if "rows" in told else []
+    lines += [f"Searches: {told['searches']}.", ""] if "searches" in told else []
     lines += ["| goes in | shape | type | meaning |", "| --- | --- | --- | --- |"]
     for kind in ("obs", "state"):
         for name, one in told[kind].items():
@@ -250,7 +257,7 @@ def observed(trained: Trained, steps: int) -> Game:
         reward = None
         trained.policy_action = watched  # type: ignore[method-assign]
         for _ in range(steps):
-            action = trained.act(obs, reward=reward)
+            action = trained.act(obs, reward=reward, env=None if trained.played is None else env)
             made.append((kept[-1], flat_action(trained.spec.action, action)))
             obs, reward, terminated, truncated, _ = env.step(action)
             if terminated or truncated:

@@ -10,7 +10,8 @@ observation with env.stack is the stack of frames, whose newest one is last.
 Of a run with several policies (algo=multi), each is exported by itself, and takes rows of its own agents. Of a run of
 self-play it is the newest weights, without the snapshots. A policy that learns all agents together (qmix, vdn, iql,
 maddpg) takes a row for an environment, [B, N, ...]; each agent's action depends on that agent's part of the row alone.
-The state of the whole environment, which only the learner needs, is no input.
+The state of the whole environment, which only the learner needs, is no input. A policy that searches (alphazero) is
+exported without its search, and plays the network's first guess.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from rlrun.algos.multi import spec_of
 from rlrun.algos.self_play import of_main
 from rlrun.core.batch import Batch
 from rlrun.core.errors import RunFailed, UserError
+from rlrun.core.games import STATE as GAME_STATE
 from rlrun.core.plugins import is_path
 from rlrun.core.specs import Box, Discrete, MultiBinary, MultiDiscrete, Nested, Space
 from rlrun.envs.joint import STATE
@@ -35,6 +37,7 @@ from rlrun.models.noisy import draw_noise
 from rlrun.policies import QPolicy
 from rlrun.policies.joint import JointQPolicy
 from rlrun.policies.league import LeaguePolicy
+from rlrun.policies.planning import SearchPolicy
 from rlrun.policies.several import SeveralPolicies
 from rlrun.runtime.trained import Trained
 
@@ -162,16 +165,19 @@ class Exported(nn.Module):
 
 
 def without_chance(policy: nn.Module) -> None:
-    """Takes everything random from greedy acting: noisy layers use their means, and no choice is random."""
+    """Takes what no file can hold from greedy acting: noisy layers use their means, no choice is random, and nothing is
+    searched."""
     draw_noise(policy, None)
     for part in policy.modules():
         if isinstance(part, QPolicy | JointQPolicy):
             part.explore = replace(part.explore, eval_epsilon=0.0)
+        if isinstance(part, SearchPolicy):
+            part.eval_cfg = replace(part.eval_cfg, simulations=0)
 
 
 def example(trained: Trained, rows: int = EXAMPLES) -> tuple[Tensors, Tensor, Tensors]:
     """Returns (obs, is_first, state) with the right shapes: zeros, all actions legal, at the beginning of episodes."""
-    hidden = () if trained.spec.agents is None else (STATE,)
+    hidden = (GAME_STATE,) if trained.spec.agents is None else (STATE, GAME_STATE)
     seen = {name: spec for name, spec in trained.spec.obs_rows.items() if name not in hidden}
     obs = flat(Batch({name: zeros(spec, rows) for name, spec in seen.items()}))
     if "action_mask" in obs:

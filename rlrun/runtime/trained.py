@@ -16,6 +16,7 @@ from rlrun.config.signature import signed
 from rlrun.core.batch import Batch
 from rlrun.core.env import Rows, map_rows
 from rlrun.core.errors import UserError
+from rlrun.core.games import STATE as GAME_STATE
 from rlrun.core.plugins import only_installed
 from rlrun.core.policy import Mode, Policy
 from rlrun.core.schedule import Clock
@@ -26,6 +27,7 @@ from rlrun.envs.agents import AgentsSpec, action_of, agent_rows, write_agent, wr
 from rlrun.envs.atari import AtariConfig, ScreenStack
 from rlrun.envs.gym import to_rows
 from rlrun.envs.joint import JointSpec, together
+from rlrun.envs.simulated import Played
 from rlrun.envs.single import make_single
 from rlrun.envs.stacked import LastFrames, without_stack
 from rlrun.loggers.jsonl import read
@@ -54,6 +56,7 @@ class Trained:
         self.last = LastFrames(spec.stack) if self.one.stack < spec.stack else None
         self.agents = dict(spec.own) if isinstance(spec, AgentsSpec) else {}  # the spaces of every agent
         self.there: tuple[str, ...] = ()  # the agents that act() was given last
+        self.played = None if spec.game is None else Played(spec)
         self.reset()
 
     @property
@@ -84,24 +87,29 @@ class Trained:
             self._action: Any = None
             self._first: torch.Tensor | None = None
             self.there = ()
+            if self.played is not None:
+                self.played.reset()
             for frames in (self.screens, self.last):
                 if frames is not None:
                     frames.reset()
         else:
             self._first = torch.from_numpy(np.asarray(is_first, dtype=bool).copy())
 
-    def act(self, obs: Any, mode: Mode = "greedy", reward: Any = None) -> Any:
+    def act(self, obs: Any, mode: Mode = "greedy", reward: Any = None, env: Any = None) -> Any:
         """Returns the action, as the environment takes it, for an observation as the environment gives it.
 
         obs: one observation or a batch (every part [...] or [B, ...]). For an Atari game it can also be the raw screen
         of every decision, [H, W, 3] uint8, or its last two frames [2, H, W, 3], which are merged as in training; the
         stack of frames is then kept here. So are the last observations of other environments with env.stack: each call
         gets the newest one alone. reward: one or [B] rewards of the last action, for models with
-        model.memory.prev_reward. Raises ValueError when a shape or dtype does not fit, or when the number of
-        observations changes without reset().
+        model.memory.prev_reward. env: the environment that showed the observation (or one for each of a batch), for
+        policies that try moves before they make one (alphazero). Raises ValueError when a shape or dtype does not fit,
+        or when the number of observations changes without reset().
         """
+        if env is not None and self.played is None:
+            raise ValueError(f"a policy of {self.config.algo.name} tries no moves, so that act() takes no env")
         if self.agents:
-            return self._act_together(obs, mode, reward)
+            return self._act_together(obs, mode, reward, env)
         if self.screens is not None:
             obs = self._screens(np.asarray(obs))
         path, space = next(leaves(self.one.observation))
@@ -116,10 +124,16 @@ class Trained:
         rows = to_rows(self.one, _each(obs, lambda part: np.asarray(part)[None]) if single else obs)
         if self.last is not None:
             rows["observation"] = self._stacked(self.last, rows["observation"], 1 if single else len(given))
+        if self.played is not None:
+            count = 1 if single else len(given)
+            begun = np.full(count, self._state is None) if self._first is None else self._first.numpy()
+            rows[GAME_STATE] = self.played.rows(env, rows, begun, reward)
         action = self.spec.action.to_env(self.policy_action(rows, mode, reward))
+        if self.played is not None:
+            self.played.forget(rows[GAME_STATE])
         return _each(action, lambda part: part[0]) if single else action
 
-    def _act_together(self, obs: Any, mode: Mode, reward: Any) -> dict[str, Any]:
+    def _act_together(self, obs: Any, mode: Mode, reward: Any, env: Any) -> dict[str, Any]:
         """Returns the actions of the agents that are in `obs`, by name. An agent that was not in the last call has a
         new memory. reward: the last rewards by agent."""
         if not isinstance(obs, Mapping) or not obs or not set(obs) <= set(self.agents):
@@ -137,6 +151,8 @@ class Trained:
         if self.last is not None:
             rows["observation"] = self._stacked(self.last, rows["observation"], len(names))
         paid = None if reward is None else [float(reward.get(agent, 0.0)) for agent in names]
+        if self.played is not None:
+            rows[GAME_STATE] = self.played.rows_of_two(env, names, list(obs))
         if joint is None:
             action = self.policy_action(rows, mode, paid)
         else:

@@ -3,6 +3,7 @@ replay by their definition, runs as a whole, and what is refused."""
 
 import copy
 import itertools
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -359,8 +360,9 @@ def test_games_of_random_moves_end_by_the_environments_time_limit(typed):
 
 def test_copies_end_where_the_environments_time_limit_ends_them(typed):
     """Also those that begin in the middle of an episode, whose environment has counted the steps before."""
-    wiring, made, _ = start(typed, "alphazero", "env=tests/Endless-v0", "algo.search.simulations=2")
+    wiring, made, _ = start(typed, "alphazero", "env=tests/Endless-v0", *RANKED[2:])
     env, game = wiring.plan.make_env()(0, 2), made.policy.game
+    assert game.limit == 15
     env.reset(0)
     for played in range(18):  # the 16th step only begins another episode
         rows = env.step(np.zeros(2, np.int64)).obs["game_state"]
@@ -371,6 +373,8 @@ def test_copies_end_where_the_environments_time_limit_ends_them(typed):
         assert more == (14 - played if played < 15 else 30 - played)
         game.forget()
     env.close()
+    _, plain, _ = start(typed, "alphazero", "env=tests/Endless-v0", "algo.search.simulations=2")
+    assert plain.policy.game.limit is None, "a value stands for what follows a time limit"
 
 
 def test_random_games_have_the_returns_of_random_play():
@@ -494,3 +498,62 @@ def test_simulators_whose_rewards_do_not_fit_are_refused(monkeypatch):
     monkeypatch.setattr(SparseCartPole, "dtype", "int16")
     with pytest.raises(UserError, match="has states of int16, which cannot hold the rewards"):
         checked(type_config(compose(*words, "env=CartPoleSparse-v0")))
+
+
+@pytest.mark.parametrize("env", ["TicTacToe-v0", "CartPoleSparse-v0", "tests/Copied-v0"])
+def test_a_loaded_policy_searches_in_the_environment_of_the_users_loop(env, typed):
+    """It plays what the policy itself plays in rlrun's own environments, and holds no copy of a state afterwards."""
+    from rlrun.envs import simulated
+    from rlrun.runtime.export import observed
+    from rlrun.runtime.trained import Trained
+
+    ranked = [] if env == "TicTacToe-v0" else RANKED[2:]
+    wiring = Wired(
+        typed(*small("alphazero", "tiny"), f"env={env}", "model=mlp", "algo.search.simulations=12", *ranked, "logger=[]")
+    )
+    policy = wiring.algorithm().policy.requires_grad_(False)
+    trained = Trained(Path("run"), wiring.config, wiring.spec, policy, Clock())
+    seen = []
+    own = policy.act
+
+    def watched(obs, *rest):
+        seen.append(obs[STATE].clone())
+        return own(obs, *rest)
+
+    policy.act = watched
+    if env == "TicTacToe-v0":
+        wanted = [action["action"] for _, action in observed(trained, 9)]
+        mine, seen[:] = list(seen), []
+        made = trained.make_env()
+        made.reset(seed=0)
+        with pytest.raises(ValueError, match="before it makes one: act"):
+            trained.act({made.agent_selection: made.observe(made.agent_selection)})
+        for number, action in enumerate(wanted):
+            agent = made.agent_selection
+            with pytest.raises(ValueError, match="it is the turn of"):
+                trained.act(dict.fromkeys(made.agents, made.observe(agent)), env=made)
+            taken = trained.act({agent: made.observe(agent)}, env=made)[agent]
+            index = made.possible_agents.index(agent)
+            assert torch.equal(seen[-1][index], mine[number][index]) and taken == action[index]
+            made.step(taken)
+        return
+    before = len(simulated._KEPT)
+    made = trained.make_env()
+    obs, _ = made.reset(seed=3)
+    with pytest.raises(ValueError, match="before it makes one: act"):
+        trained.act(obs)
+    total, reward, length = 0.0, None, 0
+    while True:
+        action = trained.act(obs, reward=reward, env=made)
+        assert seen[-1][0, -2] == total and seen[-1][0, -1] == 1
+        obs, reward, terminated, truncated, _ = made.step(action)
+        total, length = total + reward, length + 1
+        if terminated or truncated:
+            break
+    assert length > 5 and len(simulated._KEPT) == before
+    if env == "tests/Copied-v0":
+        trained.reset()
+        obs, _ = made.reset(seed=3)
+        made.step(trained.act(obs, env=made))
+        with pytest.raises(ValueError, match="what an episode has paid"):
+            trained.act(obs, env=made)

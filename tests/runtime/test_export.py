@@ -34,6 +34,8 @@ CASES = {
     "r2d2": ["algo=r2d2", "env=StatelessCartPole-v0", "model.memory.size=16"],
     "parametric": ["algo=dqn", "env=ParametricActionsCartPole-v0", "model.action_embedding=avail_actions", "algo.head.dueling=false", "algo.head.hidden=[]"],
     "screens": ["algo=dqn", "env=Pong", "env.size=42"],
+    "search_of_one": ["algo=alphazero", "env=CartPoleSparse-v0"],
+    "search_of_two": ["algo=alphazero", "env=TicTacToe-v0"],
 }  # fmt: skip
 
 
