@@ -187,11 +187,12 @@ def onnx_outputs(action: Tensors, state: Tensors) -> list[str]:
 
 def opening(trained: Trained, others: list[str]) -> str:
     """The head of README.md. others: the files in the folder that are not of this policy."""
+    how = "without a search" if isinstance(trained.policy, SearchPolicy) else "as\n`rlrun evaluate` lets it act"
     said = f"\nThis page does not describe {', '.join(others)}, because no export of this policy wrote them.\n"
     return f"""# The policy of {trained.run_dir.name}
 
-{trained.config.algo.name} on {trained.spec.name}, after {trained.clock.env_steps:,} env steps. It acts greedily, as
-`rlrun evaluate` lets it act, and needs no rlrun. policy.json holds the same facts for programs.
+{trained.config.algo.name} on {trained.spec.name}, after {trained.clock.env_steps:,} env steps. It acts greedily, {how},
+and needs no rlrun. policy.json holds the same facts for programs.
 
 Observations are those of the run's environment after its preprocessing: filters and the division of pixels by 255 are
 in the policy, while resizing, grey screens, frame skip and stacks of frames (the newest last) are not. Actions are as
@@ -436,9 +437,18 @@ def undisturbed() -> Iterator[None]:
 
 
 def write_pt2(part: Part, path: Path, game: Game) -> str:
-    torch.export.save(program(part.trained), path)
-    gap = parity(part.trained, torch.export.load(path).module(), game=game)
-    return f"acts as the run's own policy (largest difference {gap:g})"
+    with warnings.catch_warnings():
+        # PyTorch warns of weights that are parts of one vector; what it saved is compared below.
+        warnings.filterwarnings("ignore", message="No complete tensor found in the group", category=UserWarning)
+        torch.export.save(program(part.trained), path)
+    return checked(part, torch.export.load(path).module(), game)
+
+
+def checked(part: Part, call: Any, game: Game) -> str:
+    """Compares a file that acts with the run's own policy, and says so."""
+    without = " without its search" if isinstance(part.trained.policy, SearchPolicy) else ""
+    gap = parity(part.trained, call, game=game)
+    return f"acts as the run's own policy{without} (largest difference {gap:g})"
 
 
 def write_safetensors(part: Part, path: Path, game: Game) -> str:
@@ -487,4 +497,4 @@ def write_onnx(part: Part, path: Path, game: Game) -> str:
         made = [torch.from_numpy(np.asarray(value)) for value in results]
         return dict(zip(action, made)), dict(zip(state, made[len(action) :]))
 
-    return f"acts as the run's own policy (largest difference {parity(trained, call, game=game):g})"
+    return checked(part, call, game)
