@@ -132,7 +132,7 @@ class PartsOfRows:
             self.writes = {}
             self.owed, self.count = 0.0, 0
             four = (("env", env), ("inference", inference), ("learning", from_replay), ("replay", storing))
-            return {name: [_rate(call) for _ in range(3)] for name, call in four} | self._threaded(from_replay)
+            return {name: [_rate(call) for _ in range(3)] for name, call in four} | threaded(self.parts, from_replay)
 
         gathers = Gatherer(self.parts.resources.device, Timers())
 
@@ -145,7 +145,7 @@ class PartsOfRows:
             return self.steps
 
         three = (("env", env), ("inference", inference), ("learning", learning))
-        return {name: [_rate(call) for _ in range(3)] for name, call in three} | self._threaded(learning)
+        return {name: [_rate(call) for _ in range(3)] for name, call in three} | threaded(self.parts, learning)
 
     def _alone(self, rows: int) -> Callable[[], int]:
         """The call that acts on a sampler's own columns."""
@@ -191,14 +191,46 @@ class PartsOfRows:
 
         return inference
 
-    def _threaded(self, learning: Callable[[], float]) -> dict[str, list[float]]:
-        """Three measurements of learning for each number of threads above one that the run may use."""
-        rates = {}
-        for number in (n for n in self.parts.resources.learner_threads if n > 1):
-            self.parts.threads.take(number)
-            rates[f"learning, {number} threads"] = [_rate(learning) for _ in range(3)]
-        self.parts.threads.take(1)
-        return rates
+
+def threaded(parts: LearnerParts, learning: Callable[[], float]) -> dict[str, list[float]]:
+    """Three measurements of learning for each number of threads above one that the run may use."""
+    rates = {}
+    for number in (n for n in parts.resources.learner_threads if n > 1):
+        parts.threads.take(number)
+        rates[f"learning, {number} threads"] = [_rate(learning) for _ in range(3)]
+    parts.threads.take(1)
+    return rates
+
+
+class PartsOfData:
+    """The parts of a run that learns from recorded data, whose env steps are rows of the data."""
+
+    def __init__(self, parts: LearnerParts):
+        self.parts, self.algorithm, self.data = parts, parts.algorithm(), parts.data()
+        self.algorithm.absorb_rows(self.data.read(self.algorithm.policy.moments))
+        asked = parts.needs.replay
+        assert asked is not None
+        self.steps = float(parts.needs.columns * asked.rows_learnt)
+
+    def measure(self) -> dict[str, list[float]]:
+        """Three measurements of each part, in rows/s."""
+        device = self.parts.resources.device
+        gathers, rows = Gatherer(device, Timers()), self.data.sample(self.parts.columns, Clock())
+
+        def drawing() -> float:
+            nonlocal rows
+            rows = self.data.sample(self.parts.columns, Clock())
+            return self.steps
+
+        def learning() -> float:
+            with self.parts.products:
+                self.algorithm.update(gathers.upload(rows), Clock())
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            return self.steps
+
+        two = (("drawing", drawing), ("learning", learning))
+        return {name: [_rate(call) for _ in range(3)] for name, call in two} | threaded(self.parts, learning)
 
 
 def updates_per_row(runner: Any) -> float:

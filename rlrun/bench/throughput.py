@@ -7,7 +7,8 @@ are
 - inference: acting on one row of a fragment, including what is recorded;
 - learning: copy, conversion, loss, clipping and optimiser step for one train batch, counted by the env steps that one
   update stands for (fewer with runner.num_sgd_iter or replayed fragments);
-- replay, where there is one: storing rows, drawing batches and writing priorities.
+- replay, where there is one: storing rows, drawing batches and writing priorities;
+- drawing, in place of all but learning, where a run learns from recorded data, whose rows are counted as env steps.
 
 Where the learner may use several threads, learning is also measured with those, and training is compared with the
 fastest of them. The speed of a part is the median of three measurements before and three after training. With c cores,
@@ -28,7 +29,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rlrun.bench.parts import PartsOfEvolution, PartsOfRows
+from rlrun.bench.parts import PartsOfData, PartsOfEvolution, PartsOfRows
 from rlrun.config.run import Typed
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.duties import CheckpointConfig, EvalConfig, LogConfig, StopConfig
@@ -39,12 +40,14 @@ from rlrun.core.signals import Signals
 from rlrun.machine.machine import cores, measured
 from rlrun.machine.memory import keep_freed
 from rlrun.machine.resources import Resources
+from rlrun.runners import offline
 from rlrun.runtime.build import LearnerParts, build, train
 from rlrun.runtime.plan import plan
 from rlrun.runtime.rundir import command_line, hardware, versions
 
 WARM_SHARE = 0.25  # share of the learning time that is not counted, because the run warms up
-FILL_SEC = 600.0  # the longest time that a replay may take to fill before learning begins
+FILL_SEC = 600.0  # the longest time that a replay may take to fill, and that a few slow updates may take
+ROWS = 3  # rows with new updates that a measurement needs
 
 
 def measure(config: Typed, seconds: float) -> dict[str, Any]:
@@ -52,7 +55,7 @@ def measure(config: Typed, seconds: float) -> dict[str, Any]:
     keep_freed()
     parts = build(plan(config, measured()))
     torch.set_num_threads(1)
-    each = PartsOfRows(parts) if parts.needs.population is None else PartsOfEvolution(parts)
+    each = _parts_of(parts)
     before = each.measure()
     trained = _train(parts, seconds)
     parts.threads.take(1)
@@ -88,12 +91,20 @@ def measure(config: Typed, seconds: float) -> dict[str, Any]:
             "device": str(made.device),
             "why": list(made.why),
         },
+        "algo": parts.config.algo.name,
+        "env": parts.spec.name,
         "rows": parts.needs.rows,
         "columns": parts.needs.columns,
         "hardware": hardware(),
         "versions": versions(),
         "command": command_line(),
     }
+
+
+def _parts_of(parts: LearnerParts) -> PartsOfRows | PartsOfEvolution | PartsOfData:
+    if parts.needs.population is not None:
+        return PartsOfEvolution(parts)
+    return PartsOfData(parts) if isinstance(parts.config.runner, offline.Config) else PartsOfRows(parts)
 
 
 def bound_of(made: Resources, rates: dict[str, float], used: int) -> float:
@@ -109,16 +120,23 @@ def bound_of(made: Resources, rates: dict[str, float], used: int) -> float:
 
 
 class _Rows:
-    """Keeps the rows that a run logs, and calls learns() when the first update has been logged."""
+    """Keeps the rows with new updates that a run logs. It ends the run `seconds` after the first of them, but not
+    before there are ROWS."""
 
-    def __init__(self, learns: Callable[[], None]) -> None:
-        self.rows: list[dict[str, Any]] = []
-        self.learns = learns
+    def __init__(self, seconds: float) -> None:
+        self.learnt: list[dict[str, Any]] = []
+        self.seconds = seconds
+        self.ends_in: Callable[[float], None]
 
     def log(self, row: dict[str, Any]) -> None:
-        self.rows.append(row)
-        if row["updates"] > 0 and (len(self.rows) == 1 or self.rows[-2]["updates"] == 0):
-            self.learns()
+        if row["updates"] == (self.learnt[-1]["updates"] if self.learnt else 0):
+            return
+        self.learnt.append(row)
+        passed = row["time_sec"] - self.learnt[0]["time_sec"]
+        if len(self.learnt) == 1:
+            self.ends_in(FILL_SEC)
+        if len(self.learnt) >= ROWS and passed >= self.seconds:
+            self.ends_in(0.0)
 
 
 class Rates(NamedTuple):
@@ -135,14 +153,15 @@ class Rates(NamedTuple):
 def _train(parts: LearnerParts, seconds: float) -> Rates:
     """Trains for so many seconds after learning began.
 
-    UserError where fewer than three rows with updates were logged, as when a replay is still waiting for
-    algo.learning_starts env steps after FILL_SEC.
+    UserError where fewer than ROWS rows with new updates were logged after FILL_SEC, as when a replay is still waiting
+    for algo.learning_starts env steps.
     """
 
     def ends_in(more: float) -> None:
         job.stops.cfg = StopConfig(return_mean=None, wall_sec=job.wall_sec + more, no_improvement_steps=None)
 
-    logger = _Rows(lambda: ends_in(seconds))
+    logger = _Rows(seconds)
+    logger.ends_in = ends_in
     peak, done = [0.0], threading.Event()
 
     def watch_memory() -> None:
@@ -163,8 +182,8 @@ def _train(parts: LearnerParts, seconds: float) -> Rates:
         train(parts.plan, job)
         done.set()
         watcher.join()
-    learnt = [row for row in logger.rows if row["updates"] > 0]
-    if len(learnt) < 3:
+    learnt = logger.learnt
+    if len(learnt) < ROWS:
         waits = parts.needs.replay
         starts = f": it waits for algo.learning_starts={waits.learning_starts}" if waits is not None else ""
         raise UserError(
@@ -202,7 +221,7 @@ def _job(logger: _Rows, folder: Path) -> Run:
 
 
 def _measured(learnt: list[dict[str, Any]], memory_mb: float) -> Rates:
-    """Rates and means over the rows behind the first WARM_SHARE of the time. learnt: rows that have updates."""
+    """Rates and means over the rows behind the first WARM_SHARE of the time. learnt: rows with new updates."""
     warm = learnt[0]["time_sec"] + WARM_SHARE * (learnt[-1]["time_sec"] - learnt[0]["time_sec"])
     counted = [row for row in learnt if row["time_sec"] >= warm]
     if counted[0]["time_sec"] == counted[-1]["time_sec"]:  # updates take so long that few rows were logged

@@ -1,4 +1,5 @@
 """rlrun benchmark throughput algo=... env=... [any option of rlrun train] [seconds=30] [--json FILE]
+rlrun benchmark throughput --all [algo=NAME,NAME] [env=...] [any option] [seconds=10] [--json FILE]
 rlrun benchmark replay [capacity=10000,100000,1000000] [replay.compress=true] [replay.directory=DIR] [--json FILE]
 rlrun benchmark growth [algo=...] [env=...] [--axes samplers,envs,fragment,model] [--plot FILE.png]
 rlrun benchmark reproduce-tables [table=...] [game=...] [algo=...] [seeds=1,2,3] [budget=1.0]
@@ -6,7 +7,9 @@ rlrun benchmark tuned [NAME ...] [--fast]
 rlrun benchmark cluster --simulate nodes=64 | --measure | --table
 
 throughput measures the environment, inference and learning each on its own, computes the bound that they imply for this
-machine, and measures the speed that training reaches. replay measures how many rows can be stored and drawn per second
+machine, and measures the speed that training reaches. With --all, every algorithm is measured on a small environment,
+or on the one that env= names, each in a process of its own, and a table has the bounds and ratios; an algorithm that
+cannot be measured is listed with the reason. replay measures how many rows can be stored and drawn per second
 on one thread, uniformly and by priority, and the memory that they take (7.3 GB for a million rows of Atari).
 growth --help, reproduce-tables --help, tuned --help and cluster --help describe the others."""
 
@@ -46,7 +49,9 @@ def main(words: list[str]) -> int:
         words = words[:at] + words[at + 2 :]
     if kind == "replay":
         return replay(words, json_file)
-    seconds = 30.0
+    each = "--all" in words
+    words = [word for word in words if word != "--all"]
+    seconds = 10.0 if each else 30.0
     for word in [w for w in words if w.startswith("seconds=")]:
         words.remove(word)
         try:
@@ -55,6 +60,11 @@ def main(words: list[str]) -> int:
             raise UserError(f"{word}: seconds must be a number") from None
     if seconds < SHORTEST:
         raise UserError(f"seconds must be at least {SHORTEST:g}: the first rows of a run do not show its speed")
+    if each:
+        from rlrun.bench.throughput_all import measure_all
+
+        write(measure_all(words, seconds), json_file)
+        return 0
 
     def job(cfg: Any, choices: dict[str, Any]) -> int:
         from rlrun.bench.throughput import measure, table

@@ -266,8 +266,10 @@ the processor has it, as it does by itself; the others compute in float32, as th
 ## Parts and bound
 
 `rlrun benchmark throughput algo=impala env=Pong` measures the parts alone, computes the speed that no arrangement of
-them could exceed on this machine, and shows what training reaches.
+them could exceed on this machine, and shows what training reaches. `rlrun benchmark throughput --all` does so for every
+algorithm, on a small environment or on the one that `env=` names.
 
+{_every_algorithm()}
 ## Growth
 
 `rlrun benchmark growth` varies samplers, environments, fragments and the model, one short run for each point. On
@@ -281,6 +283,19 @@ them could exceed on this machine, and shows what training reaches.
 No figure is from a GPU, because none was at hand. `scripts/gpu_check` tests and measures rlrun on a machine with one, in
 under ten minutes.
 """
+
+
+def _every_algorithm() -> str:
+    """The table of `benchmark throughput --all --json tuned/results/throughput_2cores.json`, if it has been made."""
+    file = ROOT / "tuned/results/throughput_2cores.json"
+    if not file.is_file():
+        return ""
+    from rlrun.bench.throughput_all import HEAD, rows_of
+
+    found = json.loads(file.read_text())
+    left = [f"`{algo}` was not measured: {one['refused']}." for algo, one in found["results"].items() if "refused" in one]
+    where = f"`{found['command']}` on {found['hardware']['cores']} cores of {found['hardware']['cpu']}. {found.get('note', '')}"
+    return "\n\n".join([where.strip(), table(HEAD, rows_of(found["results"])), *left]) + "\n"
 
 
 def _spread(values: Iterable[float], form: str) -> str:

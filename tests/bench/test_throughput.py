@@ -1,11 +1,19 @@
 """How benchmark throughput divides a sampler's time and computes its bound."""
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from rlrun.bench import throughput_all
 from rlrun.bench.parts import updates_per_row
-from rlrun.bench.throughput import _sampler_time, bound_of
+from rlrun.bench.throughput import _Rows, _sampler_time, bound_of
+from rlrun.cli import _dispatch
+from rlrun.config.paths import options
+from rlrun.core.errors import UserError
+from rlrun.machine.machine import measured
+from rlrun.runtime.plan import plan
 
 
 def made(inference, samplers=2, learners=1):
@@ -57,3 +65,71 @@ def test_an_update_stands_for_fewer_env_steps_where_batches_are_used_again(typed
         == updates_per_row(typed("algo=ppo", "env=CartPole-v1").runner)
         == 1.0
     )
+
+
+def test_a_measurement_lasts_until_there_are_enough_rows():
+    for seconds, wanted in ((5.0, 12.0), (30.0, 31.0)):
+        rows, ended = _Rows(seconds), []
+        rows.ends_in = ended.append
+        for updates, at in ((0, 0.0), (1, 1.0), (2, 8.0), (2, 9.0), (4, 12.0), (5, 31.0)):
+            rows.log({"updates": updates, "time_sec": at})
+            if ended[-1:] == [0.0]:
+                break
+        assert at == wanted and rows.learnt[0]["time_sec"] == 1.0 and len(ended) == 2
+
+
+@pytest.mark.slow
+def test_every_algorithm_has_a_small_problem_to_be_measured_on(typed, tmp_path):
+    """Each is planned; those that learn from data plan with a set of the environment that they name."""
+    for algo in options("algo"):
+        words = throughput_all.words_of(algo, ["logger=[]"], tmp_path)
+        assert throughput_all._recorded(algo, words, tmp_path) is None
+        try:
+            made = plan(typed(*words), measured())
+        except UserError as error:
+            assert "rlrun setup" in str(error) and algo in ("dreamer", "maddpg", "multi", "self_play"), error
+        else:
+            assert made.config.algo.name == algo
+
+
+def test_algorithms_are_measured_one_by_one_and_those_that_cannot_be_are_named(tmp_path, capsys, monkeypatch):
+    asked = []
+
+    def rlrun(*words):
+        asked.append(words)
+        if words[0] == "train":
+            (record,) = [word[7:] for word in words if word.startswith("record=")]
+            Path(record).mkdir()
+            return None
+        if words[2] == "algo=ddpg":
+            return "ddpg needs box actions"
+        parts = {"env": 2000.0, "learning": 1000.0}
+        updates = {"reached": 12.345}
+        one = {"env": "CartPole-v1", "reached": 400.0, "bound": 500.0, "ratio": 0.8, "parts": parts, "updates": updates}
+        Path(words[-1]).write_text(json.dumps(one | {"command": "with the name of a temporary folder"}))
+        return None
+
+    monkeypatch.setattr(throughput_all, "_rlrun", rlrun)
+    file = tmp_path / "all.json"
+    words = ["benchmark", "throughput", "--all", "algo=bc,marwil,ddpg,qmix", "algo.lr=0.1", "--json", str(file)]
+    assert _dispatch(words) == 0
+    assert [one[0] for one in asked] == ["train", *["benchmark"] * 4], "one data set for both that need one"
+    assert all("algo.lr=0.1" in one for one in asked if one[0] == "benchmark")
+    said, results = capsys.readouterr().out, json.loads(file.read_text())["results"]
+    assert results["ddpg"] == {"refused": "ddpg needs box actions"} and "ddpg was not measured: ddpg needs" in said
+    assert results["qmix"]["words"] == ["algo=qmix", "env=TwoStepGame-v0", "algo.lr=0.1"] and "temporary" not in str(results)
+    assert ["bc", "CartPole-v1", "400", "500", "0.80", "12.3", "env", "2,000,", "learning", "1,000"] in [
+        line.split() for line in said.splitlines()
+    ]
+    assert throughput_all.words_of("bc", ["env=Pong"], tmp_path) == ["algo=bc", "env=Pong"]
+    with pytest.raises(UserError, match=r"There is no algorithm 'pppo'\. Did you mean ppo"):
+        _dispatch(["benchmark", "throughput", "--all", "algo=pppo"])
+
+
+@pytest.mark.slow
+def test_a_run_that_learns_from_data_is_measured(tmp_path, capsys):
+    file = tmp_path / "all.json"
+    assert _dispatch(["benchmark", "throughput", "--all", "algo=bc,es", "seconds=5", "--json", str(file)]) == 0
+    results = json.loads(file.read_text())["results"]
+    assert set(results["bc"]["parts"]) == {"drawing", "learning"} and set(results["es"]["parts"]) > {"env", "learning"}
+    assert all(0 < one["reached"] < 1.5 * one["bound"] and one["updates"]["reached"] > 0 for one in results.values())
