@@ -23,7 +23,7 @@ from rlrun.core.restarts import Remade
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Agents, Box, Discrete, EnvSpec, MultiBinary, Nested, Space, leaves, mask_size
 from rlrun.envs.agent_games import AgentsConfig, AgentsStep, ParallelGame, TupleGame, make_game
-from rlrun.envs.gym import MASK, observation_spaces, to_space
+from rlrun.envs.gym_spaces import MASK, observation_spaces, to_space
 from rlrun.envs.names import numbered
 
 GROUP = "agents"  # the name of the group of all agents, which share one policy

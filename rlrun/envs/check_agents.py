@@ -23,8 +23,8 @@ from rlrun.envs.check_values import (
     draw,
     mask_of,
 )
-from rlrun.envs.gym import global_generators
 from rlrun.envs.misfits import misfit
+from rlrun.envs.named import global_generators
 
 OURS += [__file__, agent_games.__file__]
 PARALLEL = "return observations, rewards, terminations, truncations, infos: five dicts by agent"

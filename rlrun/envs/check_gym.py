@@ -29,8 +29,9 @@ from rlrun.envs.check_values import (
     draw,
     mask_of,
 )
-from rlrun.envs.gym import GymConfig, global_generators
+from rlrun.envs.gym import GymConfig
 from rlrun.envs.misfits import misfit
+from rlrun.envs.named import global_generators
 
 OURS += [__file__, gym.__file__]
 RESET = "def reset(self, *, seed=None, options=None): super().reset(seed=seed); ...; return observation, info"

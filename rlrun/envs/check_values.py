@@ -10,7 +10,7 @@ from gymnasium import spaces
 
 from rlrun.core.errors import UserError
 from rlrun.envs.check_report import Findings, shown
-from rlrun.envs.gym import MASK, observation_spaces, to_space
+from rlrun.envs.gym_spaces import MASK, observation_spaces, to_space
 from rlrun.envs.misfits import first_of, index_text
 
 BOUNDLESS = 1e30  # larger bounds, such as the largest float32, bound nothing

@@ -15,7 +15,7 @@ from gymnasium import spaces
 
 from rlrun.core.errors import UserError
 from rlrun.envs.agent_games import AgentsConfig, make_game
-from rlrun.envs.gym import MASK
+from rlrun.envs.gym_spaces import MASK
 from rlrun.envs.names import family_of
 
 

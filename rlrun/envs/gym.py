@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
-import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -20,15 +16,15 @@ from rlrun.core.env import Rows, Step, map_rows
 from rlrun.core.errors import EnvError, UserError, closest, told
 from rlrun.core.installing import install_line
 from rlrun.core.plugins import import_named, load_object
-from rlrun.core.pulse import RESET, doing
 from rlrun.core.ranges import Count
 from rlrun.core.restarts import Remade
 from rlrun.core.seeding import Seeds
-from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested, Space, leaves, mask_size
+from rlrun.core.specs import Box, EnvSpec, leaves
 from rlrun.envs import drawing, rewards
+from rlrun.envs.gym_spaces import MASK, observation_spaces, to_rows, to_space
 from rlrun.envs.limits import TimeLimits
-from rlrun.envs.misfits import Looker, useless
 from rlrun.envs.mujoco import listen, uses_mujoco
+from rlrun.envs.named import NamedEnv, global_generators
 from rlrun.envs.names import absent, check_present, numbered
 from rlrun.envs.wrapped import Pixels, Repeat
 
@@ -133,76 +129,6 @@ def find(name: str) -> gymnasium.envs.registration.EnvSpec:
             f"env={name} is neither a registered Gymnasium id nor an Atari"
             f" game.{closest(name_only, gymnasium.registry)}"
         ) from None
-
-
-def to_space(space: gymnasium.Space, what: str, name: str) -> Space:
-    """Translates a Gymnasium space. Raises UserError for a space that rlrun does not support."""
-    spaces = gymnasium.spaces
-    if isinstance(space, spaces.Discrete):
-        return Discrete(n=int(space.n), start=int(space.start))
-    if isinstance(space, spaces.MultiDiscrete):
-        sizes, starts = (tuple(int(x) for x in numbers.ravel()) for numbers in (space.nvec, space.start))
-        return MultiDiscrete(sizes=sizes, starts=starts, shape=tuple(space.shape))
-    if isinstance(space, spaces.MultiBinary):
-        return MultiBinary(shape=tuple(space.shape))
-    if isinstance(space, spaces.Box):
-        if not space.low.size:
-            raise UserError(f"{name} has the {what} space {space}, which holds no numbers")
-        bounds = (space.low.ravel(), space.high.ravel())
-        floating = np.issubdtype(space.dtype, np.floating)
-        dtype = "float32" if floating and what == "observation" else str(space.dtype)
-        if what == "observation":
-            bounds = (bounds[0].min(keepdims=True), bounds[1].max(keepdims=True))
-        low, high = (tuple(float(x) for x in bound) for bound in bounds)
-        return Box(shape=tuple(space.shape), dtype=dtype, low=low, high=high)
-    if isinstance(space, spaces.Dict | spaces.Tuple) and len(space.spaces):
-        parts: dict[str, gymnasium.Space]
-        parts = (
-            {str(i): part for i, part in enumerate(space.spaces)}
-            if isinstance(space, spaces.Tuple)
-            else dict(space.spaces)
-        )
-        inside = tuple((key, to_space(part, what, name)) for key, part in parts.items())
-        return Nested(spaces=inside, ordered=isinstance(space, spaces.Tuple))
-    raise UserError(
-        f"{name} has the {what} space {space}; rlrun takes Box, Discrete, MultiDiscrete, MultiBinary, and Dict and"
-        " Tuple of these"
-    )
-
-
-MASK = "action_mask"
-
-
-def observation_spaces(space: gymnasium.Space, action: Space, name: str) -> dict[str, Any]:
-    """Returns {"observation": ..., "action_mask": ...}.
-
-    An `action_mask` entry of a Dict says which actions are legal and is not part of the observation. Raises UserError
-    if it does not fit the actions.
-    """
-    if not (isinstance(space, gymnasium.spaces.Dict) and MASK in space.spaces):
-        return {"observation": to_space(space, "observation", name)}
-    wanted, found = mask_size(action), int(np.prod(space[MASK].shape or (0,)))
-    if wanted is None:
-        raise UserError(f"{name} masks its actions, but {action} cannot be masked; Discrete and MultiDiscrete can")
-    if found != wanted:
-        raise UserError(f"{name} has an action_mask of {found} numbers for {wanted} actions of {action}")
-    rest = gymnasium.spaces.Dict({key: part for key, part in space.spaces.items() if key != MASK})
-    return {"observation": to_space(rest, "observation", name), MASK: MultiBinary(shape=(wanted,))}
-
-
-def to_rows(spec: EnvSpec, obs: Any) -> Rows:
-    """Translates a batch of the environment's observations to those that rows hold."""
-    rows = {"observation": _part(spec.observation, obs)}
-    if MASK in spec.obs:
-        mask = np.asarray(obs[MASK])
-        rows[MASK] = mask.reshape(len(mask), -1).astype(np.int64)
-    return rows
-
-
-def _part(space: Space, obs: Any) -> Any:
-    if isinstance(space, Nested):
-        return {name: _part(part, obs[int(name)] if space.ordered else obs[name]) for name, part in space.spaces}
-    return np.asarray(obs) if isinstance(space, Box) else space.from_env(obs)
 
 
 def make_spec(cfg: SingleConfig) -> EnvSpec:
@@ -340,96 +266,6 @@ def render_modes(cfg: SingleConfig) -> list[str]:
         env.close()
 
 
-@contextmanager
-def global_generators(seed: int) -> Iterator[None]:
-    """Lets Python's and NumPy's global generators begin with a seed, and restores them."""
-    states = random.getstate(), np.random.get_state()
-    random.setstate(random.Random(seed).getstate())
-    np.random.set_state(np.random.RandomState(seed).get_state())
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-
-
-class _Named(gymnasium.Wrapper):
-    """Adds the environment's name, number, seed and last action to its errors, and makes it anew where it may."""
-
-    def __init__(
-        self, make: Callable[[], gymnasium.Env], name: str, number: int, slot: int, remade: Remade, new: Callable
-    ):
-        """slot: the environment's number in `remade`. new: called with this wrapper when it holds a new environment;
-        returns the seed of its first reset."""
-        super().__init__(make())
-        self.make, self.name, self.number, self.slot, self.remade, self.new = make, name, number, slot, remade, new
-        self.seed: int | None = None
-        self.steps = 0
-        self.look, self.useless = Looker(self.env.observation_space), useless(self.env.observation_space)
-
-    def reset(self, *, seed=None, options=None):
-        if seed is not None:
-            self.seed = seed
-        try:
-            with doing(RESET):
-                outcome = self.env.reset(seed=seed, options=options)
-            self._look(outcome[0])
-            if (what := self.useless(outcome[0])) is not None:
-                raise ValueError(f"it returned {what} (rlrun check-env {self.name} looks for such mistakes)")
-            return outcome
-        except Exception as error:
-            return self._anew(self._failed("reset", error), error)
-
-    def step(self, action):
-        self.steps += 1
-        self.remade.stepped(self.slot)
-        try:
-            outcome = self.env.step(action)
-            if outcome[2] is None or outcome[3] is None:  # an array of bools would silently hold False
-                raise TypeError(
-                    "it returned None for terminated or truncated, and each must be a bool"
-                    f" (rlrun check-env {self.name} looks for such mistakes)"
-                )
-            self._look(outcome[0])
-            what = self.useless(outcome[0])
-            if what is None and isinstance(outcome[1], float | np.floating) and not math.isfinite(outcome[1]):
-                what = f"the reward {outcome[1]}"
-            if what is not None:
-                raise ValueError(f"it returned {what} (rlrun check-env {self.name} looks for such mistakes)")
-            return outcome
-        except Exception as error:
-            failed = self._failed(f"step {self.steps} on action {' '.join(str(action).split())}", error)
-            obs, info = self._anew(failed, error)
-            return obs, 0.0, False, False, info
-
-    def _look(self, observation: Any) -> None:
-        if (wrong := self.look(observation)) is not None:
-            self.remade.odd(
-                self.slot, f"{self.name}, env {self.number}: {wrong}; `rlrun check-env {self.name}` says how to mend it"
-            )
-
-    def _anew(self, failed: EnvError, error: Exception) -> tuple[Any, dict]:
-        """Replaces an environment that has failed and returns what reset() of the new one returned. Raises `failed`
-        where it must not be replaced."""
-        try:
-            self.remade.note(self.slot, failed)
-        except EnvError:
-            raise failed from error
-        with contextlib.suppress(Exception):  # it is broken
-            self.env.close()
-        try:
-            self.env = self.make()
-        except Exception as again:
-            what = f"could not be made anew after it {failed.what}: {told(again, __file__)}"
-            raise EnvError(self.name, failed.numbers, self.seed, what) from again
-        self.steps = 0
-        return self.reset(seed=self.new(self))
-
-    def _failed(self, doing: str, error: Exception) -> EnvError:
-        one = range(self.number, self.number + 1)
-        return EnvError(self.name, one, self.seed, f"failed in {doing}: {told(error, __file__)}")
-
-
 def numbers(info: dict[str, Any]) -> dict[str, np.ndarray]:
     """Returns the numeric scalars of a vector environment's info, each [B] float64, NaN where one gave none."""
     found = {}
@@ -472,7 +308,7 @@ class GymEnv:
         else:
 
             def one(index: int):
-                return lambda: _Named(
+                return lambda: NamedEnv(
                     lambda: make_one(cfg, render), self.name, self.numbers[index], index, self.remade, self._new
                 )
 
@@ -485,7 +321,7 @@ class GymEnv:
         self.ended = np.zeros(count, dtype=bool)
         self.generation = 0
 
-    def _new(self, named: _Named) -> int:
+    def _new(self, named: NamedEnv) -> int:
         """Prepares an environment that was made anew, and returns its seed, which no other has."""
         slot, times = named.slot, self.remade.times[named.slot]
         if self.tasks is not None:

@@ -19,7 +19,7 @@ from rlrun.core.errors import EnvError, UserError, told
 from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Space
 from rlrun.envs.agent_games import AgentsConfig, make_game
 from rlrun.envs.agents import AgentsEnv, AgentsSpec
-from rlrun.envs.gym import MASK
+from rlrun.envs.gym_spaces import MASK
 
 ALIVE, STATE = "alive", "state"
 

@@ -19,6 +19,7 @@ from rlrun.envs import gym
 from rlrun.envs.agent_games import AgentsConfig, TurnsGame, make_game
 from rlrun.envs.agents import AgentsEnv
 from rlrun.envs.gym import GymConfig, GymEnv
+from rlrun.envs.gym_spaces import to_rows
 
 MAKER = f"{__name__}:simulator_of"
 NEEDS = (
@@ -147,7 +148,7 @@ class CopiedGame:
 
     def _rows(self, obs: Any) -> Rows:
         """One observation of the environment -> leaves [1, ...]."""
-        return map_rows(gym.to_rows(self.spec, _batched(obs)), np.array)
+        return map_rows(to_rows(self.spec, _batched(obs)), np.array)
 
     def _keep(self, kept: HeldState) -> int:
         self.made.append(keep(kept))
@@ -257,7 +258,7 @@ def _path(game: CopiedGame, state: np.ndarray, rng: np.random.Generator, moves: 
     return found
 
 
-class Played:
+class StatesPlayed:
     """The states that policies search from, in one or more episodes that the user's own loop plays."""
 
     def __init__(self, spec: EnvSpec):

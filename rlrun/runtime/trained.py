@@ -25,9 +25,9 @@ from rlrun.core.specs import EnvSpec, leaves
 from rlrun.envs import registry
 from rlrun.envs.agents import AgentsSpec, action_of, agent_rows, write_agent, write_id
 from rlrun.envs.atari import AtariConfig, ScreenStack
-from rlrun.envs.gym import to_rows
+from rlrun.envs.gym_spaces import to_rows
 from rlrun.envs.joint import JointSpec, together
-from rlrun.envs.simulated import Played
+from rlrun.envs.simulated import StatesPlayed
 from rlrun.envs.single import make_single
 from rlrun.envs.stacked import LastFrames, without_stack
 from rlrun.loggers.jsonl import read
@@ -56,7 +56,7 @@ class Trained:
         self.last = LastFrames(spec.stack) if self.one.stack < spec.stack else None
         self.agents = dict(spec.own) if isinstance(spec, AgentsSpec) else {}  # the spaces of every agent
         self.there: tuple[str, ...] = ()  # the agents that act() was given last
-        self.played = None if spec.game is None else Played(spec)
+        self.played = None if spec.game is None else StatesPlayed(spec)
         self.reset()
 
     @property

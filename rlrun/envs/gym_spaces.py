@@ -1,0 +1,81 @@
+"""Gymnasium's spaces and observations in the form that rows have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from rlrun.core.env import Rows
+from rlrun.core.errors import UserError
+from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested, Space, mask_size
+
+MASK = "action_mask"
+
+
+def to_space(space: gymnasium.Space, what: str, name: str) -> Space:
+    """Translates a Gymnasium space. Raises UserError for a space that rlrun does not support."""
+    spaces = gymnasium.spaces
+    if isinstance(space, spaces.Discrete):
+        return Discrete(n=int(space.n), start=int(space.start))
+    if isinstance(space, spaces.MultiDiscrete):
+        sizes, starts = (tuple(int(x) for x in numbers.ravel()) for numbers in (space.nvec, space.start))
+        return MultiDiscrete(sizes=sizes, starts=starts, shape=tuple(space.shape))
+    if isinstance(space, spaces.MultiBinary):
+        return MultiBinary(shape=tuple(space.shape))
+    if isinstance(space, spaces.Box):
+        if not space.low.size:
+            raise UserError(f"{name} has the {what} space {space}, which holds no numbers")
+        bounds = (space.low.ravel(), space.high.ravel())
+        floating = np.issubdtype(space.dtype, np.floating)
+        dtype = "float32" if floating and what == "observation" else str(space.dtype)
+        if what == "observation":
+            bounds = (bounds[0].min(keepdims=True), bounds[1].max(keepdims=True))
+        low, high = (tuple(float(x) for x in bound) for bound in bounds)
+        return Box(shape=tuple(space.shape), dtype=dtype, low=low, high=high)
+    if isinstance(space, spaces.Dict | spaces.Tuple) and len(space.spaces):
+        parts: dict[str, gymnasium.Space]
+        parts = (
+            {str(i): part for i, part in enumerate(space.spaces)}
+            if isinstance(space, spaces.Tuple)
+            else dict(space.spaces)
+        )
+        inside = tuple((key, to_space(part, what, name)) for key, part in parts.items())
+        return Nested(spaces=inside, ordered=isinstance(space, spaces.Tuple))
+    raise UserError(
+        f"{name} has the {what} space {space}; rlrun takes Box, Discrete, MultiDiscrete, MultiBinary, and Dict and"
+        " Tuple of these"
+    )
+
+
+def observation_spaces(space: gymnasium.Space, action: Space, name: str) -> dict[str, Any]:
+    """Returns {"observation": ..., "action_mask": ...}.
+
+    An `action_mask` entry of a Dict says which actions are legal and is not part of the observation. Raises UserError
+    if it does not fit the actions.
+    """
+    if not (isinstance(space, gymnasium.spaces.Dict) and MASK in space.spaces):
+        return {"observation": to_space(space, "observation", name)}
+    wanted, found = mask_size(action), int(np.prod(space[MASK].shape or (0,)))
+    if wanted is None:
+        raise UserError(f"{name} masks its actions, but {action} cannot be masked; Discrete and MultiDiscrete can")
+    if found != wanted:
+        raise UserError(f"{name} has an action_mask of {found} numbers for {wanted} actions of {action}")
+    rest = gymnasium.spaces.Dict({key: part for key, part in space.spaces.items() if key != MASK})
+    return {"observation": to_space(rest, "observation", name), MASK: MultiBinary(shape=(wanted,))}
+
+
+def to_rows(spec: EnvSpec, obs: Any) -> Rows:
+    """Translates a batch of the environment's observations to those that rows hold."""
+    rows = {"observation": _part(spec.observation, obs)}
+    if MASK in spec.obs:
+        mask = np.asarray(obs[MASK])
+        rows[MASK] = mask.reshape(len(mask), -1).astype(np.int64)
+    return rows
+
+
+def _part(space: Space, obs: Any) -> Any:
+    if isinstance(space, Nested):
+        return {name: _part(part, obs[int(name)] if space.ordered else obs[name]) for name, part in space.spaces}
+    return np.asarray(obs) if isinstance(space, Box) else space.from_env(obs)

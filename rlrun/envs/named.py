@@ -1,0 +1,108 @@
+"""A Gymnasium environment whose errors say which one it is, and that is made anew where it fails."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from rlrun.core.errors import EnvError, told
+from rlrun.core.pulse import RESET, doing
+from rlrun.core.restarts import Remade
+from rlrun.envs.misfits import Looker, useless
+
+
+@contextmanager
+def global_generators(seed: int) -> Iterator[None]:
+    """Lets Python's and NumPy's global generators begin with a seed, and restores them."""
+    states = random.getstate(), np.random.get_state()
+    random.setstate(random.Random(seed).getstate())
+    np.random.set_state(np.random.RandomState(seed).get_state())
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+
+
+class NamedEnv(gymnasium.Wrapper):
+    """Adds the environment's name, number, seed and last action to its errors, and makes it anew where it may."""
+
+    def __init__(
+        self, make: Callable[[], gymnasium.Env], name: str, number: int, slot: int, remade: Remade, new: Callable
+    ):
+        """slot: the environment's number in `remade`. new: called with this wrapper when it holds a new environment;
+        returns the seed of its first reset."""
+        super().__init__(make())
+        self.make, self.name, self.number, self.slot, self.remade, self.new = make, name, number, slot, remade, new
+        self.seed: int | None = None
+        self.steps = 0
+        self.look, self.useless = Looker(self.env.observation_space), useless(self.env.observation_space)
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            self.seed = seed
+        try:
+            with doing(RESET):
+                outcome = self.env.reset(seed=seed, options=options)
+            self._look(outcome[0])
+            if (what := self.useless(outcome[0])) is not None:
+                raise ValueError(f"it returned {what} (rlrun check-env {self.name} looks for such mistakes)")
+            return outcome
+        except Exception as error:
+            return self._anew(self._failed("reset", error), error)
+
+    def step(self, action):
+        self.steps += 1
+        self.remade.stepped(self.slot)
+        try:
+            outcome = self.env.step(action)
+            if outcome[2] is None or outcome[3] is None:  # an array of bools would silently hold False
+                raise TypeError(
+                    "it returned None for terminated or truncated, and each must be a bool"
+                    f" (rlrun check-env {self.name} looks for such mistakes)"
+                )
+            self._look(outcome[0])
+            what = self.useless(outcome[0])
+            if what is None and isinstance(outcome[1], float | np.floating) and not math.isfinite(outcome[1]):
+                what = f"the reward {outcome[1]}"
+            if what is not None:
+                raise ValueError(f"it returned {what} (rlrun check-env {self.name} looks for such mistakes)")
+            return outcome
+        except Exception as error:
+            failed = self._failed(f"step {self.steps} on action {' '.join(str(action).split())}", error)
+            obs, info = self._anew(failed, error)
+            return obs, 0.0, False, False, info
+
+    def _look(self, observation: Any) -> None:
+        if (wrong := self.look(observation)) is not None:
+            self.remade.odd(
+                self.slot, f"{self.name}, env {self.number}: {wrong}; `rlrun check-env {self.name}` says how to mend it"
+            )
+
+    def _anew(self, failed: EnvError, error: Exception) -> tuple[Any, dict]:
+        """Replaces an environment that has failed and returns what reset() of the new one returned. Raises `failed`
+        where it must not be replaced."""
+        try:
+            self.remade.note(self.slot, failed)
+        except EnvError:
+            raise failed from error
+        with contextlib.suppress(Exception):  # it is broken
+            self.env.close()
+        try:
+            self.env = self.make()
+        except Exception as again:
+            what = f"could not be made anew after it {failed.what}: {told(again, __file__)}"
+            raise EnvError(self.name, failed.numbers, self.seed, what) from again
+        self.steps = 0
+        return self.reset(seed=self.new(self))
+
+    def _failed(self, doing: str, error: Exception) -> EnvError:
+        one = range(self.number, self.number + 1)
+        return EnvError(self.name, one, self.seed, f"failed in {doing}: {told(error, __file__)}")
