@@ -55,11 +55,11 @@ def resume(path: Path, changes: dict[str, Any], trusted: bool = False, needed: b
     from rlrun.config.unused import flattened
     from rlrun.core.passwords import check_logger
     from rlrun.runtime import session
-    from rlrun.runtime.build import checkpoints_of, preflight
+    from rlrun.runtime.build import preflight
     from rlrun.runtime.cluster import machine_for
     from rlrun.runtime.leftovers import tidy
     from rlrun.runtime.plan import check_saved, plan
-    from rlrun.runtime.rundir import SILENT, RunDir
+    from rlrun.runtime.rundir import SILENT, RunDir, checkpoints_of
     from rlrun.runtime.unused import refuse_unused
 
     check_logger(values)
@@ -151,7 +151,7 @@ def nothing_left(path: Path, run: Any, state: dict[str, Any]) -> str | None:
 def leave_behind(path: Path, steps: int) -> None:
     """Moves the checkpoints after this many env steps to RUN_DIR/left_behind, with a copy of all rows, because the run
     takes another way from here."""
-    from rlrun.runtime.build import checkpoints_of
+    from rlrun.runtime.rundir import checkpoints_of
 
     checkpoints = checkpoints_of(path)
     later = [name for name in checkpoints.names() if int(name) > steps]

@@ -14,6 +14,7 @@ from rlrun.config.paths import runner_of
 from rlrun.core.errors import UserError, closest
 from rlrun.rllib.agents import agents, steps_of_agents
 from rlrun.rllib.alphazero import alphazero, dense_model
+from rlrun.rllib.batches import batches
 from rlrun.rllib.continuous import continuous
 from rlrun.rllib.curiosity import curiosity
 from rlrun.rllib.data import data
@@ -21,25 +22,23 @@ from rlrun.rllib.dreamer import dreamer, task_options
 from rlrun.rllib.environments import ROCK_PAPER_SCISSORS, TWO_STEP, Environment, continuous_actions, environment
 from rlrun.rllib.estimates import estimates
 from rlrun.rllib.evaluation import evaluation
-from rlrun.rllib.joint import joint, sequence_of
+from rlrun.rllib.joint import joint
 from rlrun.rllib.losses import losses
 from rlrun.rllib.maddpg import maddpg
 from rlrun.rllib.meta import meta, rows_of_iteration
-from rlrun.rllib.networks import memories, networks, sequence_length
-from rlrun.rllib.q_learning import q_learning, replayed
+from rlrun.rllib.networks import networks
+from rlrun.rllib.q_learning import q_learning
 from rlrun.rllib.slates import BANDITS, OWN, slates, world_options
 from rlrun.rllib.team import GROUP, Team, team_of, told
 from rlrun.rllib.translation import (
     DREAMING,
     EVOLUTION,
     FROM_DATA,
-    IMITATION,
     JOINT,
     META,
     OFF,
     OFF_POLICY,
     RUNS,
-    SEARCHING,
     SOFT,
     WITH_VALUE,
     Translation,
@@ -59,7 +58,6 @@ SHARING = ("dqn", "c51", "rainbow", "ddpg")  # off-policy algorithms whose proce
 LOOK_EVERY = 50000  # env steps between evaluations that a file asks for, where it does not say how often
 # RLlib's options of its samplers, which runs that learn from data alone do not have
 SAMPLERS = ("num_workers", "num_env_runners", "num_envs_per_worker", "num_envs_per_env_runner")
-LENGTHS = ("rollout_fragment_length", "sample_batch_size")
 # RLlib's optimizer_class and the runner that does the same
 OPTIMIZERS = {
     "SyncReplayOptimizer": "replay",
@@ -140,7 +138,7 @@ class Experiment(Translation):
         steps_of_agents(self)
         self._machinery()
         curiosity(self)
-        self._batches()
+        batches(self)
         q_learning(self)
         continuous(self)
         joint(self)
@@ -229,155 +227,6 @@ class Experiment(Translation):
             )
             if plain in unseen and not learns:
                 self.say(key, "dropped", why=unseen[plain])
-
-    # Numbers of rows and environments
-
-    def _batches(self) -> None:
-        at = self.inner
-        workers = int(self.get("num_workers", "num_env_runners", default=0))
-        per_worker = int(self.get("num_envs_per_worker", "num_envs_per_env_runner", default=1))
-        envs = max(workers, 1) * per_worker
-        lengths = LENGTHS
-        length, batch = self.get(*lengths), self.get("train_batch_size", "train_batch_size_per_learner")
-        batches = ("train_batch_size", "train_batch_size_per_learner")
-        learners = int(self.get("num_learners", default=0) or 0)
-        if "train_batch_size_per_learner" in self.given and learners > 1:
-            batch = float(batch) * learners
-        if self.core in IMITATION and self.offline:
-            self._drawn(int(batch), batches)
-        elif self.core in ("pg", "a2c", "ppo", "marwil", *BANDITS):
-            rows, columns = self._whole(length, float(batch), envs)
-            total = rows * columns
-            why = f"of {columns} environments" + (f", where RLlib's {envs} take turns" if columns > envs else "")
-            self.set(f"{at}.fragment_length", rows, *lengths, why=why)
-            self.set(
-                f"{at}.batch_size",
-                total,
-                *batches,
-                why="" if total == batch else f"RLlib rounds {batch} up to whole fragments of all {envs} environments",
-            )
-            if self.core == "ppo":
-                self._minibatch(total, max(learners, 1))
-            if self.core == "a2c":
-                self._microbatch(rows, total)
-        elif self.core == "ddppo":
-            workers, rows = max(workers, 1), int(length)
-            one = rows * per_worker  # rows of one worker
-            rounds = max(1, math.ceil(float(batch) / one))
-            self.set(f"{at}.fragment_length", rows * rounds, *lengths)
-            self.set(f"{at}.batch_size", one * rounds * workers, *batches, why=f"of all {workers} workers together")
-            self._minibatch(one * rounds * workers, workers)
-            self.set("resources.num_learners", workers, "num_workers", "num_env_runners", why="every worker learns")
-        elif self.core == "a3c":
-            self.set(f"{at}.fragment_length", int(length), *lengths)
-            self.set(f"{at}.batch_size", int(length) * per_worker, *batches, why="of one gradient")
-            self.set(
-                "resources.num_learners",
-                max(workers, 1),
-                "num_workers",
-                "num_env_runners",
-                why="processes that apply gradients",
-            )
-        elif self.core in ("impala", "appo"):
-            rows = 50 if length == "auto" else int(length)
-            total = max(rows, round(float(batch) / rows) * rows)
-            self.set(f"{at}.fragment_length", rows, *lengths)
-            self.set(
-                f"{at}.batch_size", total, *batches, why="" if total == batch else f"whole fragments of {rows} rows"
-            )
-        elif self.core not in (*EVOLUTION, *DREAMING, *SEARCHING, *META):
-            steps = self.get("n_step", default=1)
-            automatic = max(steps) if isinstance(steps, list) else steps  # as RLlib's `auto`
-            sequence = sequence_of(self) if self.core in JOINT else 1
-            rows = int(automatic if length == "auto" else length)
-            replayed(self, rows, int(batch), envs, lengths, batches, sequence)
-        self._batch_mode()
-
-    def _batch_mode(self) -> None:
-        """Says what becomes of whole episodes."""
-        mode = self.get("batch_mode")
-        if self.core in (*DREAMING, *SEARCHING, *META):
-            return
-        if self.core in EVOLUTION:
-            self.say("batch_mode", "dropped", why="whole episodes are played")
-        elif self.offline:
-            self.say("batch_mode", "dropped", why="data are whole episodes already")
-        elif self.core in ("pg", "a2c", "ppo", "ddppo", "marwil", *BANDITS):
-            self.set("runner.complete_episodes", mode == "complete_episodes", "batch_mode")
-            if self.core == "ddppo" and mode == "complete_episodes":
-                self.set(f"{self.inner}.cut_share", 1.0, why="episodes that are cut are not complete")
-        elif mode == "complete_episodes" and self.core in ("impala", "appo"):
-            self.say(
-                "batch_mode",
-                "not mapped",
-                why=(
-                    "fragments that cut an episode bootstrap from the value; only on-policy runners play whole episodes"
-                ),
-            )
-        else:
-            self.say("batch_mode", "dropped", why="fragments are cut where they are full, or folded by a replay")
-
-    def _drawn(self, batch: int, batches: tuple[str, ...]) -> None:
-        """Sets the rows of a batch that is drawn from data: single rows or, with memory, whole sequences."""
-        sequence = int(self.get("model.max_seq_len")) if any(memories(self)) else 1
-        total = max(1, round(batch / sequence)) * sequence
-        why = "" if total == batch else f"whole sequences of {sequence} rows"
-        self.set(f"{self.inner}.batch_size", total, *batches, why=why)
-        for key in LENGTHS:
-            self.say(key, "dropped", why="rows are drawn one by one from the data, or sequences by model.max_seq_len")
-
-    def _whole(self, length: Any, batch: float, envs: int) -> tuple[int, int]:
-        """Returns the rows of a fragment and the number of environments that make a batch.
-
-        RLlib collects rounds of fragments from all its environments until it has enough rows. The length of a fragment
-        is the horizon of its returns, so that more rounds become more environments here. Whole episodes have no such
-        horizon: for them more rounds become more rows.
-        """
-        if length == "auto":
-            return math.ceil(batch / envs), envs
-        rounds = math.ceil(batch / (int(length) * envs))
-        if self.get("batch_mode") == "complete_episodes":
-            return int(length) * rounds, envs
-        return int(length), envs * rounds
-
-    def _minibatch(self, total: int, workers: int) -> None:
-        keys = ("sgd_minibatch_size", "minibatch_size")
-
-        self.minibatch_unit = unit = sequence_length(self) * workers
-
-        def fitting(rows: int) -> int:
-            """Returns the largest size up to `rows` that divides the batch, that the workers share evenly, and that
-            consists of whole sequences where there is a memory; the smallest such size if all are larger."""
-            most = min(max(rows, unit), total)
-            return next((size for size in range(most, 0, -1) if total % size == 0 and size % unit == 0), total)
-
-        several = next(
-            (options_of(self.given[key]) for key in keys if options_of(self.given.get(key)) is not None), None
-        )
-        target, share = f"{self.inner}.minibatch_size", 1 if self.team is None else self.team.share
-        if several is not None:
-            self.made.grid[target] = [fitting(max(1, int(one) * workers // share)) for one in several]
-        self.minibatch_rows = int(self.get(*reversed(keys))) * workers
-        asked = max(1, self.minibatch_rows // share)
-        why = "of all workers together" if workers > 1 else ""
-        why = f"env steps: RLlib counts rows, of which {share} agents have {share} in an env step" if share > 1 else why
-        if fitting(asked) != asked:
-            why = f"{asked} does not divide the batch of {total}"
-            why = why if total % asked else f"whole sequences of {sequence_length(self)} rows"
-        self.set(target, fitting(asked), *keys, why=why)
-
-    def _microbatch(self, rows: int, total: int) -> None:
-        asked = self.get("microbatch_size")
-        if asked:
-            size = next(
-                size for size in range(rows * max(1, round(int(asked) / rows)), total + 1, rows) if total % size == 0
-            )
-            self.set(
-                f"{self.inner}.microbatch_size",
-                size,
-                "microbatch_size",
-                why="" if size == asked else "whole fragments that divide the batch",
-            )
 
     # Everything else
 

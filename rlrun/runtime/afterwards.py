@@ -8,7 +8,7 @@ from pathlib import Path
 from rlrun.config.run import Typed
 from rlrun.core.installing import typed_as
 from rlrun.envs.recorded import RecordedConfig
-from rlrun.runtime.build import checkpoints_of
+from rlrun.runtime.rundir import checkpoints_of
 
 
 def last_words(config: Typed, path: Path, ending: str, odd: str = "") -> str:

@@ -10,7 +10,6 @@ import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -18,8 +17,7 @@ from rlrun.algos.multi import Multi
 from rlrun.cluster.packing import Form
 from rlrun.cluster.population import HostPopulation
 from rlrun.cluster.sampler import HostSampler
-from rlrun.config.run import Typed, algorithm_class
-from rlrun.config.types import load_yaml
+from rlrun.config.run import Typed
 from rlrun.core.algorithm import Algorithm, LearnerContext, Needs
 from rlrun.core.callbacks import (
     Callback,
@@ -59,6 +57,7 @@ from rlrun.replay.service import ShardedReplay
 from rlrun.runners.base import Factories
 from rlrun.runtime.cluster import PLAYERS, SAMPLERS, brief, engine_of, learners_elsewhere
 from rlrun.runtime.data_plan import recorder
+from rlrun.runtime.given_weights import begin_with, give_weights
 from rlrun.runtime.plan import Plan, PolicyFactory
 from rlrun.runtime.room import allow_files, check_processes, check_shared
 from rlrun.runtime.rundir import command_line
@@ -441,87 +440,3 @@ def check_callbacks(plan: Plan) -> None:
             f"callbacks={watching} watches env steps, but samplers of runner={plan.config.runner.name} report returns"
             " only; a subclass of rlrun.Callback is told about these"
         )
-
-
-def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
-    """Gives an algorithm the weights and filters of another run.
-
-    If the other run has the same algorithm, or a variant of it that has all that this one has (as cql has all of sac),
-    all weights are taken, otherwise only the policy's. Counters, optimisers, schedules and adaptive coefficients begin
-    anew. path: a checkpoint, or a run directory, of which the last checkpoint is taken."""
-    run_dir, checkpoint = (path.parent.parent, path.name) if path.parent.name == "checkpoints" else (path, None)
-    if not (run_dir / "config.yaml").is_file():
-        raise UserError(f"init={path} is neither a run directory nor one of its checkpoints")
-    tensors, _ = checkpoints_of(run_dir).load(checkpoint, parts=("policy", "algorithm"))
-    other, saved, anew = (
-        load_yaml(run_dir / "config.yaml")["algo"],
-        tensors["algorithm"]["module"],
-        algorithm.state_dict(),
-    )
-    own = {
-        f"{prefix}.{key}".lstrip(".")
-        for prefix, module in algorithm.named_modules()
-        if isinstance(module, Algorithm)
-        for key, _ in module.named_buffers(recurse=False)
-    }
-    # The scale of rewards is missing where a run does not scale them.
-    own |= {key for key in anew.keys() ^ saved.keys() if "reward_scale." in key}
-    try:
-        has_all = anew.keys() - own <= saved.keys()
-        if other["name"] == name or (has_all and variants(algorithm_class(other), type(algorithm))):
-            if other["name"] != name:
-                own |= saved.keys() - anew.keys()
-            algorithm.load_state_dict(
-                {key: value for key, value in saved.items() if key not in own}
-                | {key: anew[key] for key in own & anew.keys()}
-            )
-        else:
-            algorithm.policy.load_state_dict(tensors["policy"])
-            for part in [m for m in algorithm.modules() if isinstance(m, Algorithm)]:
-                part.renew_targets()
-    except RuntimeError as error:
-        said = str(error).splitlines()
-        raise UserError(
-            f"init={path}: its weights do not fit this run's env and model:"
-            f" {said[1].strip() if len(said) > 1 else said[0]}"
-        ) from None
-
-
-def variants(one: type[Algorithm], other: type[Algorithm]) -> bool:
-    """Tells whether one of two algorithms derives from the other."""
-    return issubclass(one, other) or issubclass(other, one)
-
-
-def give_weights(algorithm: Multi) -> None:
-    """Gives the policies that do not learn the weights of the runs that algo.fixed names."""
-    for name, path in algorithm.frozen().items():
-        run_dir, checkpoint = (path.parent.parent, path.name) if path.parent.name == "checkpoints" else (path, None)
-        if not (run_dir / "config.yaml").is_file():
-            raise UserError(
-                f"algo.fixed.{name}={path} is neither a run directory nor one of its checkpoints, nor random or a class"
-                " named package.module:Name"
-            )
-        tensors, _ = checkpoints_of(run_dir).load(checkpoint, parts=("policy",))
-        weights, prefix = tensors["policy"], f"policies.{name}."
-        if any(key.startswith("policies.") for key in weights):  # that run had several policies too
-            weights = {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
-            if not weights:
-                known = dict.fromkeys(key.split(".")[1] for key in tensors["policy"])
-                raise UserError(
-                    f"algo.fixed.{name}={path}: that run has no policy {name}; its policies with weights are"
-                    f" {', '.join(known)}"
-                )
-        elif "present" in weights and any(key.startswith("snapshots.") for key in weights):  # self-play
-            weights = {key.removeprefix("main."): value for key, value in weights.items() if key.startswith("main.")}
-        try:
-            algorithm.policy.policy(name).load_state_dict(weights)
-        except RuntimeError as error:
-            said = str(error).splitlines()
-            raise UserError(
-                f"algo.fixed.{name}={path}: its weights do not fit this run's env, model and algorithm:"
-                f" {said[1].strip() if len(said) > 1 else said[0]}"
-            ) from None
-
-
-def checkpoints_of(run_dir: Any, keep: int = 3) -> Checkpoints:
-    return Checkpoints(run_dir / "checkpoints", keep)

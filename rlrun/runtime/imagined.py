@@ -22,7 +22,7 @@ from rlrun.envs.redrawn import redrawn
 from rlrun.envs.registry import Factory
 from rlrun.envs.stacked import Stacked, without_stack
 from rlrun.models.model import Model
-from rlrun.runtime.build import checkpoints_of
+from rlrun.runtime.rundir import checkpoints_of
 from rlrun.runtime.trained import Trained
 from rlrun.samplers.evaluator import to_torch
 

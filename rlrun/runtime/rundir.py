@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from rlrun.core.checkpoint import write_atomically
+from rlrun.core.checkpoint import Checkpoints, write_atomically
 from rlrun.core.errors import UserError
 from rlrun.core.passwords import masked
 from rlrun.core.run_lock import Held, RunLock, held
@@ -180,3 +180,7 @@ def command_line() -> str:
 
 def started_at() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def checkpoints_of(run_dir: Path, keep: int = 3) -> Checkpoints:
+    return Checkpoints(run_dir / "checkpoints", keep)

@@ -43,9 +43,9 @@ from rlrun.machine.memory import keep_freed
 from rlrun.runtime.advice import notes
 from rlrun.runtime.afterwards import last_words
 from rlrun.runtime.again import Again, Restored
-from rlrun.runtime.build import checkpoints_of, train
+from rlrun.runtime.build import train
 from rlrun.runtime.plan import Plan
-from rlrun.runtime.rundir import RunDir, command_line, git_commit, hardware, started_at, versions
+from rlrun.runtime.rundir import RunDir, checkpoints_of, command_line, git_commit, hardware, started_at, versions
 from rlrun.runtime.training_estimates import TrainingEstimates
 from rlrun.samplers.evaluators import Evaluating, EvaluationCrew
 

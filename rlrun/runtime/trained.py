@@ -32,9 +32,8 @@ from rlrun.envs.single import make_single
 from rlrun.envs.stacked import LastFrames, without_stack
 from rlrun.loggers.jsonl import read
 from rlrun.models.model import Model
-from rlrun.runtime.build import checkpoints_of
 from rlrun.runtime.plan import make_spec
-from rlrun.runtime.rundir import RunDir
+from rlrun.runtime.rundir import RunDir, checkpoints_of
 from rlrun.samplers.evaluator import to_torch
 
 

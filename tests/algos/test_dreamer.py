@@ -298,7 +298,7 @@ def test_recorded_updates_make_the_weights_of_plain_ones(typed, case):
 
 
 def weights(folder):
-    from rlrun.runtime.build import checkpoints_of
+    from rlrun.runtime.rundir import checkpoints_of
 
     return checkpoints_of(folder).load()[0]["algorithm"]
 

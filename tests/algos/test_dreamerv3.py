@@ -278,7 +278,7 @@ def trained(folder, *words):
 
 
 def weights(folder):
-    from rlrun.runtime.build import checkpoints_of
+    from rlrun.runtime.rundir import checkpoints_of
 
     return checkpoints_of(folder).load()[0]["algorithm"]
 

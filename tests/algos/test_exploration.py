@@ -18,7 +18,7 @@ from rlrun.core.specs import Box, Discrete, MultiBinary, MultiDiscrete, Nested
 from rlrun.models.model import Seen
 from rlrun.ops.distributions import Categorical
 from rlrun.policies.exploration import uniform
-from rlrun.runtime.build import checkpoints_of
+from rlrun.runtime.rundir import checkpoints_of
 
 EXAMPLE = Path(__file__).parents[1] / "example"
 COUNT = 40_000

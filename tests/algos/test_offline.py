@@ -22,8 +22,8 @@ from rlrun.core.batch import Batch
 from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
 from rlrun.models.model import Model
-from rlrun.runtime.build import checkpoints_of
 from rlrun.runtime.plan import make_spec
+from rlrun.runtime.rundir import checkpoints_of
 
 NETS = ["algo.actor.hidden=[8]", "algo.critic.hidden=[8]"]
 STILL = ["algo.target_update_interval=100"]  # targets do not move

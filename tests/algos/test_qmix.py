@@ -404,7 +404,7 @@ def test_the_tables_of_the_two_step_game_are_learnt(algo, seed, tmp_path):
         == 0
     )
     from rlrun.core.algorithm import LearnerContext
-    from rlrun.runtime.build import checkpoints_of
+    from rlrun.runtime.rundir import checkpoints_of
     from rlrun.runtime.trained import load
 
     trained = load(tmp_path / "run")

@@ -15,7 +15,7 @@ from rlrun.cli import _dispatch
 from rlrun.config.run import type_config
 from rlrun.config.types import load_yaml
 from rlrun.core.errors import UserError
-from rlrun.runtime.build import checkpoints_of
+from rlrun.runtime.rundir import checkpoints_of
 
 EXAMPLE = Path(__file__).parents[1] / "example"
 BASE = ["env=my_rl:Corridor-v0", "logger=[]", "log_every_sec=0.1", "model.hidden=[32]"]

@@ -23,7 +23,7 @@ from rlrun.core.errors import RunFailed, UserError
 from rlrun.dataflow.slots import Fragment, Header
 from rlrun.datasets.open import open_source
 from rlrun.datasets.recorder import TrajectoryRecorder
-from rlrun.runtime.build import checkpoints_of
+from rlrun.runtime.rundir import checkpoints_of
 
 
 def train(*words: str) -> int:

@@ -16,7 +16,7 @@ from rlrun.core.errors import ProcessLost, RunFailed
 from rlrun.core.restarts import Restarts
 from rlrun.core.signals import Signals
 from rlrun.runtime.again import Again
-from rlrun.runtime.build import checkpoints_of
+from rlrun.runtime.rundir import checkpoints_of
 
 LOG = ["logger=[]", "log_every_sec=0.05"]
 APEX = [*small("apex", "tiny"), "env=CartPole-v1", "runner=distributed_replay", "resources.num_samplers=1", "algo.inner.num_envs=1", *LOG]

@@ -12,7 +12,7 @@ from rlrun.config.run import type_config
 from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
-from rlrun.runtime.build import checkpoints_of
+from rlrun.runtime.rundir import checkpoints_of
 from rlrun.runtime.trained import load
 from rlrun.samplers.evaluator import Evaluator
 

@@ -22,8 +22,7 @@ from rlrun.config.types import load_yaml, save_yaml
 from rlrun.core.checkpoint import Checkpoints, verify
 from rlrun.core.errors import UserError
 from rlrun.runtime import session
-from rlrun.runtime.build import checkpoints_of
-from rlrun.runtime.rundir import RunDir
+from rlrun.runtime.rundir import RunDir, checkpoints_of
 from rlrun.runtime.trained import load
 
 

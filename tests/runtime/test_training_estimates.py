@@ -22,10 +22,10 @@ from rlrun.datasets.open import open_source
 from rlrun.datasets.parquet_writer import Writer
 from rlrun.datasets.trajectories import DataFacts
 from rlrun.machine.machine import Machine
-from rlrun.runtime.build import checkpoints_of
 from rlrun.runtime.estimate import FIT, Question, estimate
 from rlrun.runtime.plan import plan
 from rlrun.runtime.recorded_episodes import RecordedEpisodes
+from rlrun.runtime.rundir import checkpoints_of
 from rlrun.runtime.training_estimates import TrainingEstimates, check_estimates
 
 

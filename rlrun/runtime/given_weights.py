@@ -1,0 +1,97 @@
+"""Gives an algorithm the weights of other runs, as init= and algo.fixed ask."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlrun.algos.multi import Multi
+from rlrun.config.run import algorithm_class
+from rlrun.config.types import load_yaml
+from rlrun.core.algorithm import Algorithm
+from rlrun.core.errors import UserError
+from rlrun.runtime.rundir import checkpoints_of
+
+
+def _found(path: Path, otherwise: str) -> tuple[Path, str | None]:
+    """The run directory of a path, and the checkpoint that it names, if it names one. Raises UserError(otherwise)."""
+    run_dir, checkpoint = (path.parent.parent, path.name) if path.parent.name == "checkpoints" else (path, None)
+    if not (run_dir / "config.yaml").is_file():
+        raise UserError(otherwise)
+    return run_dir, checkpoint
+
+
+def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
+    """Gives an algorithm the weights and filters of another run.
+
+    If the other run has the same algorithm, or a variant of it that has all that this one has (as cql has all of sac),
+    all weights are taken, otherwise only the policy's. Counters, optimisers, schedules and adaptive coefficients begin
+    anew. path: a checkpoint, or a run directory, of which the last checkpoint is taken."""
+    run_dir, checkpoint = _found(path, f"init={path} is neither a run directory nor one of its checkpoints")
+    tensors, _ = checkpoints_of(run_dir).load(checkpoint, parts=("policy", "algorithm"))
+    other, saved, anew = (
+        load_yaml(run_dir / "config.yaml")["algo"],
+        tensors["algorithm"]["module"],
+        algorithm.state_dict(),
+    )
+    own = {
+        f"{prefix}.{key}".lstrip(".")
+        for prefix, module in algorithm.named_modules()
+        if isinstance(module, Algorithm)
+        for key, _ in module.named_buffers(recurse=False)
+    }
+    # The scale of rewards is missing where a run does not scale them.
+    own |= {key for key in anew.keys() ^ saved.keys() if "reward_scale." in key}
+    try:
+        has_all = anew.keys() - own <= saved.keys()
+        if other["name"] == name or (has_all and variants(algorithm_class(other), type(algorithm))):
+            if other["name"] != name:
+                own |= saved.keys() - anew.keys()
+            algorithm.load_state_dict(
+                {key: value for key, value in saved.items() if key not in own}
+                | {key: anew[key] for key in own & anew.keys()}
+            )
+        else:
+            algorithm.policy.load_state_dict(tensors["policy"])
+            for part in [m for m in algorithm.modules() if isinstance(m, Algorithm)]:
+                part.renew_targets()
+    except RuntimeError as error:
+        said = str(error).splitlines()
+        raise UserError(
+            f"init={path}: its weights do not fit this run's env and model:"
+            f" {said[1].strip() if len(said) > 1 else said[0]}"
+        ) from None
+
+
+def variants(one: type[Algorithm], other: type[Algorithm]) -> bool:
+    """Tells whether one of two algorithms derives from the other."""
+    return issubclass(one, other) or issubclass(other, one)
+
+
+def give_weights(algorithm: Multi) -> None:
+    """Gives the policies that do not learn the weights of the runs that algo.fixed names."""
+    for name, path in algorithm.frozen().items():
+        run_dir, checkpoint = _found(
+            path,
+            f"algo.fixed.{name}={path} is neither a run directory nor one of its checkpoints, nor random or a class"
+            " named package.module:Name",
+        )
+        tensors, _ = checkpoints_of(run_dir).load(checkpoint, parts=("policy",))
+        weights, prefix = tensors["policy"], f"policies.{name}."
+        if any(key.startswith("policies.") for key in weights):  # that run had several policies too
+            weights = {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
+            if not weights:
+                known = dict.fromkeys(key.split(".")[1] for key in tensors["policy"])
+                raise UserError(
+                    f"algo.fixed.{name}={path}: that run has no policy {name}; its policies with weights are"
+                    f" {', '.join(known)}"
+                )
+        elif "present" in weights and any(key.startswith("snapshots.") for key in weights):  # self-play
+            weights = {key.removeprefix("main."): value for key, value in weights.items() if key.startswith("main.")}
+        try:
+            algorithm.policy.policy(name).load_state_dict(weights)
+        except RuntimeError as error:
+            said = str(error).splitlines()
+            raise UserError(
+                f"algo.fixed.{name}={path}: its weights do not fit this run's env, model and algorithm:"
+                f" {said[1].strip() if len(said) > 1 else said[0]}"
+            ) from None
