@@ -1,4 +1,4 @@
-"""rlrun explain ALGO, GROUP, GROUP=NAME or env=NAME
+"""rlrun explain ALGO, GROUP, GROUP=NAME or env=NAME [env.OPTION=VALUE ...]
 
 Prints an algorithm's paper, what it records, how it was checked, every option with its comment, and RLlib's name for
 each option. Of an environment, such as env=Pong, it prints its spaces, its agents, its limit and every option with its
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import textwrap
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 from rlrun.commands.list import docstring
 from rlrun.config.paths import (
@@ -54,12 +54,14 @@ EVERY_RUN = """Metrics of every run, in addition to those above
 
 
 def main(words: list[str]) -> int:
-    if len(words) != 1 or words[0] in ("-h", "--help"):
+    if not words or words[0] in ("-h", "--help"):
         print(__doc__)
         return 0 if words else 2
-    name = words[0]
+    name, *more = words
     if name.startswith("env="):
-        return environment(name.removeprefix("env="))
+        return environment(name.removeprefix("env="), more)
+    if more:
+        raise UserError(f"rlrun explain takes one name, such as {name}; {more[0]!r} is one too many")
     group, equals, choice = name.partition("=")
     if group in CHOICES:
         return choices(group, choice) if equals else choices(group)
@@ -141,17 +143,19 @@ def groups_of(name: str, inner: str | None) -> list[tuple[str, list[str]]]:
     return found
 
 
-def environment(name: str) -> int:
-    """Prints what an environment's observations, actions and agents are, and its options."""
+def environment(name: str, words: list[str]) -> int:
+    """Prints what an environment's observations, actions and agents are, and its options. words: env.OPTION=VALUE of
+    the command line, with which the environment is made. Raises UserError for other words."""
     import yaml
 
     from rlrun.config.types import typed
     from rlrun.envs.names import family_of
     from rlrun.envs.registry import FAMILIES, make_spec
 
-    family, canonical = family_of(name)
+    given = _env_options(words)
+    family, canonical = family_of(name, given.pop("family", None))
     text = (root() / "conf" / "env" / f"{family}.yaml").read_text()
-    spec = make_spec(typed(FAMILIES[family], {**yaml.safe_load(text), "name": canonical}, "env"))
+    spec = make_spec(typed(FAMILIES[family], {**yaml.safe_load(text), **given, "name": canonical}, "env"))
     limit = "unknown" if spec.max_episode_steps is None else f"{spec.max_episode_steps:,} env steps"
     lines = [("family", family), *((part.replace("_", " "), str(space)) for part, space in spec.obs.items())]
     lines += [("action", str(spec.action)), ("longest episode", limit)]
@@ -165,6 +169,24 @@ def environment(name: str) -> int:
         print(f"  {note}")
     print(f"\nOptions: env.<name>=<value>\n\n{text.rstrip()}")
     return 0
+
+
+def _env_options(words: list[str]) -> dict[str, Any]:
+    """The options of env.OPTION=VALUE words. Raises UserError for a word that is none."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    given: dict[str, Any] = {}
+    for word in words:
+        try:
+            parsed = OverridesParser.create().parse_override(word)
+        except HydraException:
+            parsed = None
+        group, _, option = parsed.key_or_group.partition(".") if parsed is not None else ("", "", "")
+        if parsed is None or group != "env" or not option or "." in option:
+            raise UserError(f"behind env=NAME, rlrun explain takes options such as env.kwargs={{N: 2}}, not {word!r}")
+        given[option] = parsed.value()
+    return given
 
 
 def conditions(name: str, inner: str | None, runner: str | None) -> list[tuple[str, str]]:

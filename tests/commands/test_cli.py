@@ -74,6 +74,8 @@ BAD = [
     (["trian"], "Did you mean train"),
     (["list", "algoz"], "Did you mean algos"),
     (["explain", "impla"], "Did you mean impala"),
+    (["explain", "ppo", "dqn"], "'dqn' is one too many"),
+    (["explain", "env=TwoStepGame-v0", "algo.lr=1"], "options such as env.kwargs"),
     (["benchmark", "throughputt"], "Did you mean throughput"),
     (["evaluate", "/nowhere"], "not a run directory"),
     (["watch"], "takes one run directory"),
@@ -213,6 +215,11 @@ def test_cfg_prints_the_config(capsys):
 def test_explain_knows_every_group(name, said, capsys):
     assert cli._dispatch(["explain", name]) == 0
     assert said in capsys.readouterr().out
+
+
+def test_an_environment_is_explained_with_its_options(capsys):
+    assert cli._dispatch(["explain", "env=MultiAgentCartPole-v0", "env.kwargs={num_agents:3}"]) == 0
+    assert "3: agent_0, agent_1, agent_2" in " ".join(capsys.readouterr().out.split())
 
 
 def test_every_section_of_the_config_can_be_explained(capsys):
