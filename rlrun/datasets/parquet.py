@@ -26,6 +26,7 @@ import torch
 from rlrun.core.batch import Field, RowSpec
 from rlrun.core.errors import UserError
 from rlrun.core.spec_json import field_from_json, field_to_json, spec_from_json, spec_to_json
+from rlrun.core.specs import Discrete, EnvSpec, MultiDiscrete, Nested, Space
 from rlrun.datasets.trajectories import DataFacts, Trajectory, row_fields
 
 FORMAT = 1
@@ -260,6 +261,7 @@ class ParquetSource:
         last = np.append(begins[1:], len(episode)) - 1
         if len(episode) and rows["valid"][last].any():
             raise ValueError("a trajectory has no end")
+        _check_numbers(rows, self.facts.spec)
         agent, policy = (_values(table.column(name), Field((), torch.int32))[begins] for name in ("agent", "policy"))
         if len(numbers):
             policy = numbers[policy]
@@ -287,6 +289,35 @@ def _values(column: pa.ChunkedArray, field: Field) -> np.ndarray:
     width = kind.byte_width
     flat = np.frombuffer(buffer, np.uint8, len(array) * width, array.offset * width)
     return flat.view(numpy_dtype(field)).reshape(len(array), *field.shape)
+
+
+def _check_numbers(rows: Mapping[str, Any], spec: EnvSpec) -> None:
+    """Raises ValueError for rows that nobody could learn from: numbers that are not finite, and choices that the space
+    does not have, which would be indices behind the end of a network's arrays. Dead rows hold no decision."""
+    valid = rows["valid"]
+
+    def check(tree: Any, name: str) -> None:
+        if isinstance(tree, Mapping):
+            for part, inner in tree.items():
+                check(inner, f"{name}/{part}")
+        elif tree.dtype.kind == "f" and not np.isfinite(tree).all() and not np.isfinite(tree[valid]).all():
+            raise ValueError(f"{name} holds a number that is not finite")
+
+    for name in ("obs", "action", "reward"):
+        check(rows[name], name)
+    _check_choices(rows["action"], valid, spec.action, "action")
+    if spec.stack == 1:  # stacks are of images or numbers; their rows have another shape than the space
+        _check_choices(rows["obs"]["observation"], valid, spec.observation, "obs/observation")
+
+
+def _check_choices(values: Any, valid: np.ndarray, space: Space, name: str) -> None:
+    if isinstance(space, Nested):
+        for part, inner in space.spaces:
+            _check_choices(values[part], valid, inner, f"{name}/{part}")
+    elif isinstance(space, Discrete | MultiDiscrete):
+        many = space.n if isinstance(space, Discrete) else np.reshape(space.sizes, space.shape)
+        if ((values[valid] < 0) | (values[valid] >= many)).any():
+            raise ValueError(f"{name} holds a choice that {space} does not have")
 
 
 def _open_file(path: Path) -> tuple[DataFacts, list[int]]:

@@ -226,7 +226,14 @@ def add_to_list(folder: Path, facts: DataFacts, files: Mapping[str, Any]) -> Non
 
 
 def set_references(folder: Path, random_return: float | None, expert_return: float | None) -> None:
-    """Stores the two mean returns from which normalised scores are computed."""
+    """Stores the two mean returns from which normalised scores are computed. Raises UserError if they are the same, or
+    if the folder has no dataset.json to hold them."""
+    if random_return is not None and random_return == expert_return:
+        raise UserError(
+            "random_return and expert_return must differ: normalised scores are divided by their difference"
+        )
+    if not (folder / LIST).is_file():
+        raise UserError(f"{folder} has no {LIST}, in which random_return and expert_return are stored")
     with open(folder / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         listed = read_list(folder)

@@ -167,6 +167,8 @@ def estimate(
         raise UserError(
             "interval=bernstein needs bounds=[LOW,HIGH] between which the contribution of every episode lies"
         )
+    if question.bounds is not None and not question.bounds[0] < question.bounds[1]:
+        raise UserError("bounds=[LOW,HIGH] needs a LOW that is below HIGH")
     needing = [method for method in question.methods if method in NEED_CHANCES]
     if needing and played.unknown:
         which = "" if played.unknown == len(played) else f" in {played.unknown} of {len(played)} episodes"

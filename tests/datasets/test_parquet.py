@@ -48,6 +48,10 @@ def test_several_writers_and_references(written):
     set_references(folder, -1.5, 100.0)
     source = ParquetSource(folder)
     assert sum(source.rows_of) == 6 + 7 and (source.facts.random_return, source.facts.expert_return) == (-1.5, 100.0)
+    with pytest.raises(UserError, match="must differ"):
+        set_references(folder, 100.0, 100.0)
+    with pytest.raises(UserError, match=r"has no dataset\.json"):
+        set_references(folder.parent, -1.5, 100.0)
     with pytest.raises(UserError, match="holds other rows: observations"):
         written([episode(0, 5, FRAMES)], facts(FRAMES), folder=folder.name)
     (folder / "a.parquet").write_bytes(b"")
@@ -157,6 +161,9 @@ def rewritten(folder: Path, change) -> Path:
         (lambda t: t.set_column(t.schema.get_field_index("obs/observation"), "obs/observation", pa.array([b"123"] * len(t), pa.binary(3))), "fixed_size_binary"),
         (lambda t: t.set_column(t.schema.get_field_index("valid"), "valid", pa.array([True] * len(t))), "has no end"),
         (lambda t: t.set_column(t.schema.get_field_index("reward"), "reward", pa.array([None] * len(t), pa.float32())), "missing"),
+        (lambda t: t.set_column(t.schema.get_field_index("reward"), "reward", pa.array([np.nan] * len(t), pa.float32())), "row group 0: reward holds a number that is not finite"),
+        (lambda t: t.set_column(t.schema.get_field_index("obs/observation"), "obs/observation", pa.array([np.full(2, np.inf, np.float32).tobytes()] * len(t), pa.binary(8))), "row group 0: obs/observation holds a number that is not finite"),
+        (lambda t: t.set_column(t.schema.get_field_index("action"), "action", pa.array([99] * len(t), pa.int64())), "row group 0: action holds a choice that .* does not have"),
     ],
 )  # fmt: skip
 def test_files_of_others_are_checked(change, said, written):

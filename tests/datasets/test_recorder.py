@@ -311,7 +311,7 @@ def test_a_policy_is_recorded_and_shown(tmp_path, capsys, monkeypatch):
             record(words)
 
 
-def test_the_observation_filter_is_that_of_the_data_and_stays(recorded, tmp_path):
+def test_9_the_observation_filter_is_that_of_the_data_and_stays(recorded, tmp_path):
     """Known answer 9 of the reference: computed from the set once, saved and loaded, never again on resume."""
     from rlrun.commands.resume import main as resume
     from rlrun.runtime.trained import load

@@ -251,7 +251,7 @@ def test_sequences_with_memory_and_the_last_action(written):
     rows.close()
 
 
-def test_sets_are_mixed_by_their_shares():
+def test_15_sets_are_mixed_by_their_shares():
     """Known answer 15 of the reference: counts within 3 sigma, a share of 0 is never drawn, and the same seed draws the same."""
     sets = [Listed([episode(100 * k + n, 9) for n in range(20)], facts()) for k in range(3)]
     mix = [(sets[0], 0.7), (sets[1], 0.3), (sets[2], 0.0)]

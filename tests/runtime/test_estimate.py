@@ -346,6 +346,8 @@ def test_what_cannot_be_estimated_gets_a_sentence():
     with pytest.raises(UserError, match="with other bounds"):
         RecordedEpisodes(Memory(bounds, episodes), LEVER)
     refused("needs bounds", Memory(CHAIN, episodes), question=asked("is", interval="bernstein"))
+    turned = asked("is", interval="bernstein", bounds=(5.0, 1.0))
+    refused("a LOW that is below HIGH", Memory(CHAIN, episodes), question=turned)
 
 
 def test_the_interval_that_was_asked_for():
