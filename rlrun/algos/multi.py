@@ -105,7 +105,12 @@ class Config:
         own = self.of(name).algorithm.needs(self.of(name).cfg)
         for part, options in SAME.items():
             if getattr(own, part) != getattr(first, part):
-                raise ValueError(f"options.{name} must not change {options}: samplers serve all policies alike")
+                sizes = getattr(first, part), getattr(own, part)
+                shown = f" ({sizes[0]} and {sizes[1]})" if part in ("rows", "columns") else ""
+                raise ValueError(
+                    f"the policies share samplers, so that algo.inner ({self.inner.cfg.name}) and options.{name}"
+                    f" ({self.of(name).cfg.name}) must have the same {options}{shown}: set it for one of them"
+                )
 
     def of(self, policy: str) -> Inner:
         """The algorithm of a policy, with its options."""
@@ -153,7 +158,10 @@ def members(cfg: Config, names: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
         ]
         used.update(matching)
         if not matching:
-            raise UserError(f"the agent {agent} has no policy: no pattern of algo.policies matches its name")
+            every = [pattern for patterns in cfg.patterns.values() for pattern in patterns]
+            idle = [one for one in every if not any(fnmatch.fnmatchcase(other, one) for other in names)]
+            more = f" ({', '.join(idle)} {'match' if len(idle) > 1 else 'matches'} no agent)" if idle else ""
+            raise UserError(f"the agent {agent} has no policy: no pattern of algo.policies matches its name{more}")
         found[matching[0][0]].append(number)
     for policy, patterns in cfg.patterns.items():
         for pattern in patterns:

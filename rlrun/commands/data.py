@@ -59,6 +59,10 @@ def main(words: list[str]) -> int:
             facts.expert_return if options.expert_return is None else options.expert_return,
         )
         source = open_source(places[0])
+    if options.check and not own:
+        raise UserError(
+            f"{places[0]}: check=true compares the sha256 sums that rlrun's own sets hold, and this is none"
+        )
     checked = source.check_hashes() if options.check and isinstance(source, ParquetSource) else None
     told = summary(source)
     if as_json:
@@ -89,7 +93,8 @@ def summary(source: Any) -> dict[str, Any]:
                 lengths.append(one.steps)
     facts = source.facts
     score = None
-    if returns and facts.random_return is not None and facts.expert_return is not None:
+    references = facts.random_return, facts.expert_return
+    if returns and None not in references and facts.random_return != facts.expert_return:
         score = 100 * (float(np.mean(returns)) - facts.random_return) / (facts.expert_return - facts.random_return)
     return {
         "env": facts.spec.name,

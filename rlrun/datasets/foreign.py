@@ -128,7 +128,7 @@ def _log_prob(logarithm: np.ndarray | None, probability: np.ndarray | None, wher
         return logarithm.astype(np.float32)
     if probability is None:
         return None
-    if (probability < 0).any():
+    if (probability < 0).any():  # one above 1 may be a density of continuous actions
         raise UserError(f"{where}: action_prob holds a number below 0")
     with np.errstate(divide="ignore"):
         return np.log(probability.astype(np.float64)).astype(np.float32)

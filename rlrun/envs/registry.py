@@ -93,7 +93,10 @@ def make_spec(
         raise UserError(f"model.value_sees=state is for environments with several agents; {cfg.name} has one")
     if joint:
         if not isinstance(cfg, AgentsConfig):
-            raise UserError(f"this algorithm learns several agents together, and {cfg.name} has one")
+            raise UserError(
+                f"{cfg.name} has one agent, and qmix, vdn, iql and maddpg learn several agents together; choose an"
+                " algorithm for one agent, such as dqn or ddpg"
+            )
         if cfg.stack > 1:
             raise UserError("env.stack is for algorithms that learn each agent by itself; use a model with memory")
         if prev_reward:

@@ -94,10 +94,14 @@ def _samplers(plan: Plan) -> str:
         "batched": f"{made.num_samplers} processes of {made.groups} groups, for which a thread beside the learner acts",
     }[made.inference]
     return (
-        f"{who}; {made.envs_per_group} environments in a group, {made.num_envs} in all"
+        f"{who}; {_environments(made.envs_per_group)} in a group, {made.num_envs} in all"
         if made.groups > 1
-        else (f"{who}; {made.envs_per_group} environments each, {made.num_envs} in all")
+        else (f"{who}; {_environments(made.envs_per_group)} each, {made.num_envs} in all")
     )
+
+
+def _environments(count: int) -> str:
+    return f"{count} environment{'s' * (count > 1)}"
 
 
 def _weights(plan: Plan) -> str:

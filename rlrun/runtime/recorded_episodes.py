@@ -14,7 +14,7 @@ from rlrun.core.env import map_rows
 from rlrun.core.errors import UserError
 from rlrun.core.policy import Mode, Policy
 from rlrun.core.schedule import Clock
-from rlrun.core.specs import Discrete, EnvSpec
+from rlrun.core.specs import Discrete, EnvSpec, MultiBinary, MultiDiscrete
 from rlrun.datasets.trajectories import Source, Trajectory
 from rlrun.envs.stacked import LastFrames
 from rlrun.samplers.evaluator import to_torch
@@ -36,6 +36,7 @@ class RecordedEpisodes:
                 self.left_out += 1
                 continue
             self.unknown += not trajectory.has_log_prob
+            _check_log_prob(trajectory, source)
             parts.append(_rows(trajectory, spec))
             self.lengths.append(len(trajectory))
             if len(parts) == episodes:
@@ -76,6 +77,17 @@ def check_spaces(source: Source, spec: EnvSpec) -> None:
                 f"{source.name} has {what} {a}{' with other bounds' if same else ''}, and the policy was trained with"
                 f" {b} ({spec.name})"
             )
+
+
+def _check_log_prob(trajectory: Trajectory, source: Source) -> None:
+    """Raises UserError for probabilities of choices that are above 1, with which weights would mean nothing."""
+    known = trajectory.record.get("log_prob")
+    choices = isinstance(source.facts.spec.action, Discrete | MultiDiscrete | MultiBinary)
+    if known is not None and choices and (known[trajectory.valid] > 1e-3).any():
+        raise UserError(
+            f"{source.name} holds behaviour probabilities above 1: {float(np.exp(known[trajectory.valid].max())):g} is"
+            " the largest, so that they cannot be those of choices"
+        )
 
 
 def _rows(trajectory: Trajectory, spec: EnvSpec) -> Batch:

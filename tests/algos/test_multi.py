@@ -201,7 +201,7 @@ def test_policies_may_have_unlike_algorithms(typed):
     (["++algo.fixed={agent_0: nowhere}"], "algo.fixed.agent_0=nowhere is neither a run directory"),
     (["++algo.options={agent_0: {learning_rate: 0.1}}"], "algo.options.agent_0.learning_rate"),
     (["++algo.options={agent_0: {lr: fast}}"], "algo.options.agent_0.lr"),
-    (["algo.policies={a: agent_0, b: agent_1}", "++algo.options={b: {batch_size: 32}}"], "options.b must not change batch_size"),
+    (["algo.policies={a: agent_0, b: agent_1}", "++algo.options={b: {batch_size: 32}}"], "algo.inner \\(ppo\\) and options.b \\(ppo\\) must have the same batch_size \\("),
     (["algo.inner.normalize_reward=true"], "cannot be inside multi, because it scales rewards"),
     (["env=CartPole-v1"], "is for environments with several agents; CartPole-v1 has one"),
     (["runner=async_gradients"], "runner=async_gradients learns one policy, and multi has several; use runner=on_policy or"),

@@ -327,6 +327,8 @@ def test_what_cannot_be_estimated_gets_a_sentence():
     refused(r"memory has no behaviour probabilities, and method=is,pdis,.* needs them", Memory(CHAIN, without, False))
     refused(r"no behaviour probabilities in 2 of 4 episodes", Memory(CHAIN, [*episodes[:2], *without[:2]]))
     assert estimate(policy, CHAIN, CLOCK, model, Memory(CHAIN, without, False), asked("dm"), QUICK).answers[0].value
+    dense = [changed(one, record={"log_prob": np.full(len(one), 1.5, np.float32)}) for one in episodes]
+    refused(r"probabilities above 1: 4.48169 is the largest", Memory(CHAIN, dense))
     refused("no whole episode", Memory(CHAIN, [changed(one, whole=False) for one in episodes]))
     other = EnvSpec(
         name="other",
