@@ -151,7 +151,10 @@ def petting_zoo(name: str) -> str:
     if not zoo_modules():
         raise UserError(f"env={name} is an environment of PettingZoo, which is not installed: {EXTRA}")
     older = [known for known in zoo_modules() if known.rpartition("_v")[0] == stem and known != short]
-    there = f" PettingZoo has {older[0]} now." if older else closest(short, zoo_modules())
+    there = closest(short, zoo_modules())
+    if older:
+        package = "mpe2" if zoo_modules()[older[0]].startswith("mpe2.") else "PettingZoo"
+        there = f" {package} has {older[0]} now."
     raise UserError(f"There is no env {name!r}.{there} (rlrun list envs shows all)")
 
 

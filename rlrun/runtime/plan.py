@@ -223,6 +223,11 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
             f"{config.algo.name} rewards what is played, and {config.algo.inner.cfg.name} learns from data alone with"
             " runner=offline"
         )
+    if isinstance(config.env, RecordedConfig) and config.runner.name != "offline":
+        raise UserError(
+            f"{config.algo.name} with runner={config.runner.name} plays an environment, with or without data: say which"
+            " with env=NAME"
+        )
     spec = make_spec(config, needs)
     check_fitting(config, spec, needs)
     whole = needs.tasks is not None or (isinstance(config.runner, on_policy.Config) and config.runner.complete_episodes)

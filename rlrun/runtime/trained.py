@@ -23,7 +23,8 @@ from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import EnvSpec, leaves
 from rlrun.envs import registry
-from rlrun.envs.agents import AgentsSpec, action_of, agent_rows, write_agent, write_id
+from rlrun.envs.agent_rows import action_of, agent_rows, write_agent, write_id
+from rlrun.envs.agents import AgentsSpec
 from rlrun.envs.atari import AtariConfig, ScreenStack
 from rlrun.envs.gym_spaces import to_rows
 from rlrun.envs.joint import JointSpec, together
