@@ -79,6 +79,8 @@ class DataPlan:
 
         available: bytes of free main memory."""
         self.sources()
+        if self.rows == 0:
+            raise UserError(f"there is nothing to learn from: {', '.join(self.cfg.shares)} holds no rows")
         need = self.bytes * self.learners
         if need > available:
             fitting = int(self.cfg.buffer * available / need * 0.9)

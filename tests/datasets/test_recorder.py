@@ -457,3 +457,12 @@ def test_a_full_disk_ends_the_recording_of_a_policy(full_disk, tmp_path):
         open_source(str(data))
     room()
     assert record([str(run), f"to={data}", "episodes=30"]) == 0 and len(read(data)) == 30
+
+
+def test_a_set_without_rows_is_refused_before_there_is_a_run(recorded, tmp_path, monkeypatch, capsys):
+    from rlrun.runtime.data_plan import DataPlan
+
+    monkeypatch.setattr(DataPlan, "rows", 0)
+    words = [*OFFLINE, "env=data", f"data.path={recorded}", "env_steps=200", f"run_dir={tmp_path / 'run'}"]
+    assert train(*words) == 2 and not (tmp_path / "run").exists()
+    assert f"there is nothing to learn from: {recorded} holds no rows" in capsys.readouterr().err
