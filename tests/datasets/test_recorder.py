@@ -464,6 +464,6 @@ def test_a_set_without_rows_is_refused_before_there_is_a_run(recorded, tmp_path,
 
     monkeypatch.setattr(DataPlan, "rows", 0)
     words = [*OFFLINE, "env=data", f"data.path={recorded}", "env_steps=200", f"run_dir={tmp_path / 'run'}"]
-    with pytest.raises(UserError, match="there is nothing to learn from: .* holds no rows"):
+    with pytest.raises(UserError, match=r"there is nothing to learn from: .* holds no rows"):
         train(*words)
     assert not (tmp_path / "run").exists()
