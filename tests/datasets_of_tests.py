@@ -71,7 +71,7 @@ def episode(number: int, steps: int, spec: EnvSpec = VECTOR, terminated: bool = 
     reward = rng.normal(size=(count, *spec.reward_row.shape)).astype(np.float32)
     reward[~valid] = 0
     return Trajectory(
-        obs, rows_of(spec.action_row, count, rng), reward, ends, cuts, valid, {"log_prob": rng.normal(size=count).astype(np.float32)}
+        obs, rows_of(spec.action_row, count, rng), reward, ends, cuts, valid, {"log_prob": -np.abs(rng.normal(size=count)).astype(np.float32)}
     )  # fmt: skip
 
 

@@ -101,7 +101,7 @@ def test_one_process_resumes_to_the_same_bits(tmp_path):
     ("more", "said"),
     [
         (["resources=debug"], "runner=replay has one process"),
-        (["env=CartPole-v1"], "learns several agents together, and CartPole-v1 has one"),
+        (["env=CartPole-v1"], "CartPole-v1 has one agent, and qmix, vdn, iql and maddpg learn several"),
         (["env=MultiAgentPendulum-v0"], "chooses one of several actions for each agent"),
         (["model/memory=none", "algo.inner.burn_in=2"], "burn_in is for networks with memory"),
         (["algo.inner.input_priorities=false"], "input_priorities must be true"),

@@ -336,7 +336,7 @@ def test_a_run_resumes_to_the_same_bits_and_acts(env, words, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["env=CartPole-v1"], "learns several agents together, and CartPole-v1 has one"),
+        (["env=CartPole-v1"], "CartPole-v1 has one agent, and qmix, vdn, iql and maddpg learn several"),
         ([f"env={CHOICES}", "algo.local_agents=[prey_*]"], r"prey_\* fits no agent of .*, which has agent_0, agent_1"),
         ([f"env={CHOICES}", "algo.share=true", "algo.local_agents=[agent_0]"], "set share=false with them"),
         ([f"env={CHOICES}", "model/memory=gru"], "several actors with critics have no memory"),

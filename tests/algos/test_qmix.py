@@ -370,7 +370,7 @@ def test_a_run_resumes_to_the_same_bits_and_acts(algo, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["algo=qmix", "env=CartPole-v1"], "learns several agents together, and CartPole-v1 has one"),
+        (["algo=qmix", "env=CartPole-v1"], "CartPole-v1 has one agent, and qmix, vdn, iql and maddpg learn several"),
         (["algo=qmix", "env=MultiAgentPendulum-v0"], "chooses one of several actions for each agent"),
         (
             ["algo=vdn", "env=TwoStepGame-v0", "model/memory=none", "algo.burn_in=2"],

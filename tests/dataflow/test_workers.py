@@ -93,6 +93,7 @@ def test_forked_workers_are_processes_of_their_own(monkeypatch):
                 numbers.add(number)
             assert parents != {os.getpid()}
             os.kill(parent, signal.SIGKILL)
+            os.waitid(os.P_PID, parent, os.WEXITED | os.WNOWAIT)  # the next start asks whether it is still there
             with pytest.raises(ProcessLost, match=r"(one|two) (was killed by|exited with|closed its pipe)"):
                 workers.receive(30)
         finally:
