@@ -20,6 +20,12 @@ def _found(path: Path, otherwise: str) -> tuple[Path, str | None]:
     return run_dir, checkpoint
 
 
+def _first(error: RuntimeError) -> str:
+    """The first of the misfits that PyTorch lists below a heading."""
+    said = str(error).splitlines()
+    return said[1].strip() if len(said) > 1 else said[0]
+
+
 def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
     """Gives an algorithm the weights and filters of another run.
 
@@ -55,11 +61,7 @@ def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
             for part in [m for m in algorithm.modules() if isinstance(m, Algorithm)]:
                 part.renew_targets()
     except RuntimeError as error:
-        said = str(error).splitlines()
-        raise UserError(
-            f"init={path}: its weights do not fit this run's env and model:"
-            f" {said[1].strip() if len(said) > 1 else said[0]}"
-        ) from None
+        raise UserError(f"init={path}: its weights do not fit this run's env and model: {_first(error)}") from None
 
 
 def variants(one: type[Algorithm], other: type[Algorithm]) -> bool:
@@ -90,8 +92,5 @@ def give_weights(algorithm: Multi) -> None:
         try:
             algorithm.policy.policy(name).load_state_dict(weights)
         except RuntimeError as error:
-            said = str(error).splitlines()
-            raise UserError(
-                f"algo.fixed.{name}={path}: its weights do not fit this run's env, model and algorithm:"
-                f" {said[1].strip() if len(said) > 1 else said[0]}"
-            ) from None
+            what = "its weights do not fit this run's env, model and algorithm"
+            raise UserError(f"algo.fixed.{name}={path}: {what}: {_first(error)}") from None
