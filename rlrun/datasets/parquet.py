@@ -283,9 +283,13 @@ def _values(column: pa.ChunkedArray, field: Field) -> np.ndarray:
     array = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
     if isinstance(array, pa.ChunkedArray):
         array = array.chunk(0) if array.num_chunks else pa.array([], kind)
-    if not field.shape:
-        return array.to_numpy(zero_copy_only=False)
+    if not len(array):
+        return np.zeros((0, *field.shape), numpy_dtype(field))
+    # PyArrow's own to_numpy() would import pandas, which takes longer than reading half a million rows.
     buffer = array.buffers()[1]
+    if kind == pa.bool_():  # eight of them are a byte
+        bits = np.unpackbits(np.frombuffer(buffer, np.uint8), bitorder="little", count=array.offset + len(array))
+        return bits[array.offset :].view(np.bool_)
     width = kind.byte_width
     flat = np.frombuffer(buffer, np.uint8, len(array) * width, array.offset * width)
     return flat.view(numpy_dtype(field)).reshape(len(array), *field.shape)

@@ -27,10 +27,12 @@ These parts are run only when they are named:
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import json
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -101,6 +103,7 @@ KEPT = (
 )
 EMULATOR_SEC, SPEED_SEC = 8.0, 15
 LIMIT_SEC = {"tests": 400.0, "compiling": 200.0, "emulator": 60.0, "speed": 100.0}
+STACKS_SEC = 5.0  # time in which a process that is ended writes the stacks of its threads
 START_SEC = 40.0  # time beyond a run's own limit, for its start and its last checkpoint
 LEAST_SEC = 30.0  # a part is not begun when less time is left
 
@@ -168,6 +171,7 @@ def main(words: list[str]) -> int:
         table.row(name, f"{sentence}  ({figures['seconds']:.0f} s)")
         # Results are written after every part, because the machine may be taken away.
         (asked.out / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    print(f"table.txt, results.json and logs.txt are in {asked.out}")
     return int(any("failed" in figures or figures.get("met") is False for figures in results["parts"].values()))
 
 
@@ -202,6 +206,9 @@ def command_of(name: str, asked: argparse.Namespace) -> list[str]:
             "addopts=",
             "-m",
             "gpu and slow" if name == "compiling" else "gpu and not slow",
+            "-v",
+            "--tb=short",
+            "--durations=10",
             *spread,
             *bound,
             "tests/gpu",
@@ -246,13 +253,17 @@ def run(name: str, asked: argparse.Namespace, emulated: float | None = None) -> 
     if limit < LEAST_SEC:
         raise Failed("not run, because no time was left")
     with open(log, "w") as file:
-        process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True)
+        # With the fault handler, a process that is aborted writes the stacks of its threads.
+        environment = os.environ | {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
+        process = subprocess.Popen(
+            command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True, env=environment
+        )
         try:
             status = process.wait(limit)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            process.wait()
-            raise Failed(f"took longer than {limit:.0f} s; {last_line(log)}") from None
+            said_last = last_line(log)
+            stacks_of(process)
+            raise Failed(f"took longer than {limit:.0f} s; {said_last}; logs.txt has the stacks") from None
     wall = time.monotonic() - started
     figures: dict[str, Any] = {"command": " ".join(["rlrun", *command[3:]] if "rlrun" in command else command[1:])}
     if name in ("tests", "compiling"):
@@ -284,6 +295,16 @@ def run(name: str, asked: argparse.Namespace, emulated: float | None = None) -> 
         figures["met"] = measured["reached"] >= bar
         sentence += f"; bar {bar:,.0f} {said(figures['met'])}"
     return figures, sentence
+
+
+def stacks_of(process: subprocess.Popen) -> None:
+    """Ends a process that hangs, and all that it started, after it has written the stacks of its threads to its log."""
+    process.send_signal(signal.SIGABRT)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(STACKS_SEC)
+    with contextlib.suppress(ProcessLookupError):  # nothing of the group is left
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def said(met: bool) -> str:

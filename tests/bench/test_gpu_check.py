@@ -48,6 +48,7 @@ def test_what_fails_or_hangs_is_said(check, monkeypatch, tmp_path):
     late.end = time.monotonic() + 2.0
     with pytest.raises(check.Failed, match="longer than 2 s; begun"):
         check.run("impala", late)
+    assert "File \"<string>\", line 1 in <module>" in (tmp_path / "impala.log").read_text()  # the stack of its thread
 
 
 def test_what_no_time_is_left_for_is_not_begun(check, tmp_path):
