@@ -154,6 +154,9 @@ class LearnerParts:
         # Shapes stay the same for a whole run, so a search for cuDNN's fastest algorithms would pay. But a search makes
         # the recording of another thread fail (machine/graphs.py).
         torch.backends.cudnn.benchmark = not self.records
+        # PyTorch lets cuDNN round the factors of convolutions and recurrent layers to 10 bits (TF32), even where
+        # products elsewhere are in float32. What is asked for as fp32 is computed in fp32.
+        torch.backends.cudnn.allow_tf32 = False
         try:
             with torch.random.fork_rng(devices=[]):  # for critics and other nets that samplers do not have
                 torch.manual_seed(self.seeds.integer("init-learner"))
