@@ -261,7 +261,7 @@ class ParquetSource:
         last = np.append(begins[1:], len(episode)) - 1
         if len(episode) and rows["valid"][last].any():
             raise ValueError("a trajectory has no end")
-        _check_numbers(rows, self.facts.spec)
+        check_numbers(rows, self.facts.spec)
         agent, policy = (_values(table.column(name), Field((), torch.int32))[begins] for name in ("agent", "policy"))
         if len(numbers):
             policy = numbers[policy]
@@ -295,7 +295,7 @@ def _values(column: pa.ChunkedArray, field: Field) -> np.ndarray:
     return flat.view(numpy_dtype(field)).reshape(len(array), *field.shape)
 
 
-def _check_numbers(rows: Mapping[str, Any], spec: EnvSpec) -> None:
+def check_numbers(rows: Mapping[str, Any], spec: EnvSpec) -> None:
     """Raises ValueError for rows that nobody could learn from: numbers that are not finite, and choices that the space
     does not have, which would be indices behind the end of a network's arrays. Dead rows hold no decision."""
     valid = rows["valid"]

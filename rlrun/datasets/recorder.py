@@ -15,11 +15,16 @@ from rlrun.core.policy import Policy
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.dataflow.slots import Fragment
+from rlrun.datasets.parquet import check_numbers
 from rlrun.datasets.parquet_writer import Writer
 from rlrun.datasets.trajectories import DataFacts, Trajectory, without_previous
 from rlrun.samplers.base import Sampler
 
 ROWS = ("action", "reward", "terminated", "truncated", "valid")
+
+
+class Unusable(RunFailed):
+    """Raised where nobody could learn from the rows of an episode."""
 
 
 class Pending:
@@ -41,11 +46,13 @@ class TrajectoryRecorder:
         self.writer, self.record = Writer(folder, facts), tuple(record)
         self.columns: dict[tuple[int, int], Pending] = {}  # by worker and column
         self.next_row: dict[int, int] = {}
+        self.unusable = False  # whether Unusable was raised
         # Whether a trajectory of a column is written.
         self.keeps: Callable[[int, Trajectory], bool] = lambda column, trajectory: True
 
     def add(self, fragments: Sequence[Fragment]) -> None:
-        """Writes the episodes that these fragments end. Raises RunFailed when the disk is full."""
+        """Writes the episodes that these fragments end. Raises RunFailed when the disk is full, and Unusable for an
+        episode that could not be read again."""
         for fragment in fragments:
             header, rows = fragment.header, fragment.batch.numpy()
             count, width = fragment.batch["reward"].shape[:2]
@@ -127,17 +134,29 @@ class TrajectoryRecorder:
             agent=column % self.spec.columns_per_env,
             whole=bool(terminated[last] or truncated[last]),
         )
-        if self.keeps(column, made):
-            self.writer.write(made)
+        if not self.keeps(column, made):
+            return
+        try:
+            check_numbers({name: getattr(made, name) for name in ("obs", "action", "reward", "valid")}, self.spec)
+        except ValueError as error:
+            self.unusable = True
+            raise Unusable(f"an episode cannot be recorded, because {error}: nobody could learn from it") from None
+        self.writer.write(made)
 
     def close(self) -> None:
         """Writes what is left, unfinished episodes too, unless writing has failed before. Raises RunFailed when the
-        disk is full."""
+        disk is full, and Unusable as add() does if that has not raised it."""
         if self.writer.failed:
             return
+        known, first = self.unusable, None
         for (_, column), pending in self.columns.items():
-            self._cut(pending, column)
+            try:
+                self._cut(pending, column)
+            except Unusable as error:  # the other columns' rows are written all the same
+                first = first or error
         self.writer.close()
+        if first is not None and not known:
+            raise first
 
 
 class RecordingSampler:

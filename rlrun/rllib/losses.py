@@ -46,6 +46,7 @@ def losses(it: Translation) -> None:
                 it.say(key, "dropped", why="RLlib's applies to RMSProp alone; the optimiser is Adam")
         if not rmsprop:
             it.set(f"{at}.optimizer.epsilon", 1.0e-8, why="RLlib's optimiser")
+        it.set(f"{at}.optimizer.warmup_updates", 0, why="RLlib's lr does not grow at the beginning")
     _value(it)
 
 

@@ -278,10 +278,36 @@ algorithm, on a small environment or on the one that `env=` names.
 {table(("axis", "value", "env steps/s", "share of the bound"), rows)}
 ![Growth with environments per sampler](../tuned/results/growth_impala_pong_envs.png)
 
-## What is not measured yet
+## On a GPU
 
-No figure is from a GPU, because none was at hand. `scripts/gpu_check` tests and measures rlrun on a machine with one, in
-under ten minutes.
+{_on_a_gpu()}
+"""
+
+
+def _on_a_gpu() -> str:
+    """What scripts/gpu_check and two measurements of IMPALA printed on a machine with a GPU."""
+    found = json.loads((ROOT / "tuned/results/gpu/check_h100.json").read_text())
+    parts, tests, pong = found["parts"], found["tests"], found["parts"]["pong"]
+    emulator = parts["emulator"]["env_steps_per_sec"]
+    rows = [
+        (name, f"{part['reached']:,.0f}", f"{part['reached'] / emulator:.2f}", f"{part['bound']:,.0f}", f"`{part['command'].split(' --json')[0]}`")
+        for name, part in parts.items()
+        if "reached" in part
+    ]
+    updates = [(name, *(f"{ways[way]:.2f}" for way in next(iter(found["updates_ms"].values())))) for name, ways in found["updates_ms"].items()]
+    return f"""{found["gpu"]}, {found["cores"]} cores of an {found["cpu"].split(" (")[0]}, torch {found["torch"]}, {found["date"]}, one run each.
+The emulator alone makes {emulator:,.0f} env steps/s of Pong there, in one process for each core, and no training can be faster.
+
+{table(("algorithm", "env steps/s on Pong", "share of the emulator alone", "bound of the parts", "command"), rows)}
+An update, with the copy of its rows to the GPU, in milliseconds:
+
+{table(("update", *next(iter(found["updates_ms"].values()))), updates)}
+`{tests["command"]}`: {tests["passed"]} passed and {tests["failed"]} failed in {tests["seconds"]:.0f} s ({tests["note"]}).
+
+IMPALA reached {found["cartpole"]["return"]:.0f} on CartPole in {found["cartpole"]["wall_sec"]:.0f} s of training. Pong did **not** reach 18: its return
+was {pong["return"]} after {pong["env_steps"]:,} env steps and {pong["wall_sec"]:.0f} s, {pong["note"]}.
+{pong["why"]} The warm-up is a default now, and no GPU has been at hand since then. `scripts/gpu_check` tests and measures rlrun on
+a machine with a GPU, in under ten minutes.
 """
 
 
