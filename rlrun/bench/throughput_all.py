@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +62,11 @@ def words_of(algo: str, given: Sequence[str], folder: Path) -> list[str]:
     return [*([] if chosen.startswith("tuned=") else [f"algo={algo}"]), chosen, *given]
 
 
-def measure_all(words: Sequence[str], seconds: float) -> dict[str, Any]:
-    """Measures every algorithm, or those of algo=NAME,NAME, with the options `words`; prints a line for each, and
-    returns {results: {algo: what throughput returns, or {refused: why}}, hardware, versions, command}."""
+def measure_all(words: Sequence[str], seconds: float, keep: Callable[[dict[str, Any]], None]) -> None:
+    """Measures every algorithm, or those of algo=NAME,NAME, with the options `words`, and prints a line for each.
+
+    keep: is called after each algorithm, so that little is lost where the rest cannot be measured, with {results:
+    {algo: what throughput returns, or {refused: why}}, hardware, versions, command}."""
     known = options("algo")
     chosen = [name for word in words if word.startswith("algo=") for name in word[5:].split(",")]
     for name in chosen:
@@ -80,8 +82,8 @@ def measure_all(words: Sequence[str], seconds: float) -> dict[str, Any]:
             refused = _recorded(algo, asked, folder)
             results[algo] = {"refused": refused} if refused else _measured(asked, seconds, folder / "result.json")
             print(f"  {_line(results[algo])}", flush=True)
+            keep({"results": results, "hardware": hardware(), "versions": versions(), "command": command_line()})
     print(table(results))
-    return {"results": results, "hardware": hardware(), "versions": versions(), "command": command_line()}
 
 
 def _rlrun(*words: str) -> str | None:

@@ -63,7 +63,7 @@ def main(words: list[str]) -> int:
     if each:
         from rlrun.bench.throughput_all import measure_all
 
-        write(measure_all(words, seconds), json_file)
+        measure_all(words, seconds, lambda results: write(results, json_file))
         return 0
 
     def job(cfg: Any, choices: dict[str, Any]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 
 from rlrun.core.batch import RowSpec
 from rlrun.core.env import map_rows
-from rlrun.core.errors import RunFailed
+from rlrun.core.errors import Notice, RunFailed
 from rlrun.core.policy import Policy
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
@@ -46,13 +47,13 @@ class TrajectoryRecorder:
         self.writer, self.record = Writer(folder, facts), tuple(record)
         self.columns: dict[tuple[int, int], Pending] = {}  # by worker and column
         self.next_row: dict[int, int] = {}
-        self.unusable = False  # whether Unusable was raised
+        self.unusable = ""  # why nobody could learn from an episode that was not written
         # Whether a trajectory of a column is written.
         self.keeps: Callable[[int, Trajectory], bool] = lambda column, trajectory: True
 
     def add(self, fragments: Sequence[Fragment]) -> None:
-        """Writes the episodes that these fragments end. Raises RunFailed when the disk is full, and Unusable for an
-        episode that could not be read again."""
+        """Writes the episodes that these fragments end. Raises RunFailed when the disk is full, and Unusable, after all
+        others are written, if nobody could learn from one of them."""
         for fragment in fragments:
             header, rows = fragment.header, fragment.batch.numpy()
             count, width = fragment.batch["reward"].shape[:2]
@@ -63,6 +64,8 @@ class TrajectoryRecorder:
                 if lost:
                     self._cut(pending, column)
                 self._add(pending, rows, count, column)
+        if self.unusable:
+            raise Unusable(self.unusable)
 
     def _add(self, pending: Pending, rows: dict[str, Any], count: int, column: int) -> None:
         """Adds rows 0 .. count - 1 of a column. A row with is_first begins an episode, and the dead row before it is
@@ -139,24 +142,21 @@ class TrajectoryRecorder:
         try:
             check_numbers({name: getattr(made, name) for name in ("obs", "action", "reward", "valid")}, self.spec)
         except ValueError as error:
-            self.unusable = True
-            raise Unusable(f"an episode cannot be recorded, because {error}: nobody could learn from it") from None
-        self.writer.write(made)
+            self.unusable = f"an episode cannot be recorded, because {error}: nobody could learn from it"
+        else:
+            self.writer.write(made)
 
     def close(self) -> None:
         """Writes what is left, unfinished episodes too, unless writing has failed before. Raises RunFailed when the
-        disk is full, and Unusable as add() does if that has not raised it."""
+        disk is full. Warns where add() would raise Unusable, because the run has ended."""
         if self.writer.failed:
             return
-        known, first = self.unusable, None
+        known, self.unusable = self.unusable, ""
         for (_, column), pending in self.columns.items():
-            try:
-                self._cut(pending, column)
-            except Unusable as error:  # the other columns' rows are written all the same
-                first = first or error
+            self._cut(pending, column)
         self.writer.close()
-        if first is not None and not known:
-            raise first
+        if self.unusable and not known:
+            warnings.warn(self.unusable, Notice, stacklevel=2)
 
 
 class RecordingSampler:

@@ -4,11 +4,16 @@ episode."""
 from __future__ import annotations
 
 import itertools
+import warnings
 
 import torch
 from torch import Tensor, nn
 
 from rlrun.core.batch import Batch, Field, RowSpec
+
+# The optimiser keeps all parameters in one vector (core/optimizer.py), where those of a recurrent layer are not one
+# piece as cuDNN wants them. cuDNN copies them at every call, and PyTorch warns about it.
+warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous chunk of memory")
 
 
 class Memory(nn.Module):

@@ -7,7 +7,6 @@ follows the newest row is also stored, at the place of the next row.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlrun.core.batch import Batch, Field
+from rlrun.core.batch import Batch
 from rlrun.core.checkpoint import rows_file
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.schedule import Clock
@@ -23,7 +22,9 @@ from rlrun.dataflow.reuse import Courier
 from rlrun.dataflow.slots import Fragment
 from rlrun.replay.layout import Layout, PrioritizedReplayConfig, ReplayConfig
 from rlrun.replay.outcomes import Outcomes
-from rlrun.replay.storage import Frames, Packed, Plain, Tree, build, in_files, in_memory, put, read, stores, write
+from rlrun.replay.rings import rings
+from rlrun.replay.rows_file import RowsFile
+from rlrun.replay.storage import Plain, in_files, in_memory, put, read, stores, write
 from rlrun.replay.sum_tree import SumTree
 
 FirstPriority = Callable[[Batch], Tensor]  # fragments [T + 1, N] without observations -> [N]
@@ -64,31 +65,7 @@ class Replay:
         columns = layout.columns
         # A copy of the ring's `valid` that is always on the CPU, where it decides what may be drawn.
         self.valid = torch.zeros(columns * self.length, dtype=torch.bool)
-        firsts: list[Plain] = []
-
-        def make(path: tuple[str, ...], field: Field):
-            if path == ("is_first",):
-                firsts.append(Plain(columns, self.length, field, allocate))
-                return firsts[0]
-            stacked = layout.stack > 1 and path[:2] == ("obs", "observation")
-            single = Field(field.shape[1:], field.dtype) if stacked else field
-            store: Packed | Plain
-            if path[0] == "obs" and cfg.compress:
-                store = Packed(columns, self.length, single)
-            else:
-                store = Plain(columns, self.length, single, allocate)
-            return Frames(store, layout.stack, firsts[0].flat, self.length) if stacked else store
-
-        ordered = {
-            "is_first": layout.stored["is_first"],
-            **{name: part for name, part in layout.stored.items() if name != "is_first"},
-        }
-        self.tree: Tree = build(ordered, make)
-        self.core: Tree = (
-            build(layout.core, lambda _, field: Plain(columns, self.length // layout.core_every, field, allocate))
-            if layout.core
-            else {}
-        )
+        self.tree, self.core = rings(cfg.compress, layout, allocate)
         self.head = np.zeros(layout.blocks, dtype=np.int64)  # for each block, the absolute number of the next row
         self.next_row: list[int | None] = [None] * layout.blocks  # the sampler's number of that row
         self.first = 0  # absolute number of the first row that was ever stored, see forget()
@@ -453,22 +430,14 @@ class Replay:
         """Writes the rows into a file in this folder piece by piece, so that memory never holds a second copy."""
         self.finish_writes()
         filled = int(min(self.head.max(initial=0) + 1, self.length))
-        every = self.layout.core_every or 1
-        with open(folder / rows_file(self.number), "wb", buffering=1 << 20) as file:
-            what = {
-                "columns": self.layout.columns,
-                "rows": filled,
-                "fields": [name for name, _ in [*stores(self.tree), *stores(self.core)]],
-            }
-            file.write(json.dumps(what).encode() + b"\n")
-            for _, store in stores(self.tree):
-                store.save(file, self.layout.columns, filled)
-            for _, store in stores(self.core):
-                store.save(file, self.layout.columns, -(-filled // every))
-            if self.tree_of_priorities is not None:
-                file.write(self.tree_of_priorities.leaves.tobytes())
-            for array in () if self.outcomes is None else self.outcomes.arrays():
-                file.write(array.tobytes())
+        leaves = [] if self.tree_of_priorities is None else [self.tree_of_priorities.leaves]
+        arrays = [*leaves, *([] if self.outcomes is None else self.outcomes.arrays())]
+        self._rows_file(folder).write(filled, arrays)
+
+    def _rows_file(self, folder: Path) -> RowsFile:
+        return RowsFile(
+            folder, rows_file(self.number), self.layout.columns, self.tree, self.core, self.layout.core_every or 1
+        )
 
     def load(self, state: dict, folder: Path | None) -> None:
         """Restores what state() and save_rows() saved.
@@ -481,26 +450,11 @@ class Replay:
         assert state["length"] == self.length and len(state["head"]) == self.layout.blocks, (
             "ReplayPlan.check_saved() comes first"
         )
-        every, columns = self.layout.core_every or 1, self.layout.columns
-        with open(folder / rows_file(self.number), "rb", buffering=1 << 20) as file:
-            what = json.loads(file.readline())
-            fields = [name for name, _ in [*stores(self.tree), *stores(self.core)]]
-            if what["columns"] != columns or what["fields"] != fields:
-                raise UserError(
-                    "the checkpoint's replay holds other fields than this run's: env, model or algorithm differ"
-                )
-            try:
-                for _, store in stores(self.tree):
-                    store.load(file, columns, what["rows"])
-                for _, store in stores(self.core):
-                    store.load(file, columns, -(-what["rows"] // every))
-                if self.tree_of_priorities is not None:
-                    leaves = np.frombuffer(file.read(8 * columns * self.spots), dtype=np.float64)
-                    self.tree_of_priorities.set(np.arange(columns * self.spots), leaves)
-                for array in () if self.outcomes is None else self.outcomes.arrays():
-                    array[:] = np.frombuffer(file.read(array.nbytes), dtype=array.dtype).reshape(array.shape)
-            except ValueError:
-                raise UserError(f"the replay in {folder} is damaged: its rows end too early") from None
+        leaves = [] if self.tree_of_priorities is None else [np.empty(self.layout.columns * self.spots)]
+        arrays = [*leaves, *([] if self.outcomes is None else self.outcomes.arrays())]
+        self._rows_file(folder).read(arrays)
+        if self.tree_of_priorities is not None:
+            self.tree_of_priorities.set(np.arange(self.layout.columns * self.spots), leaves[0])
         self.head, self.next_row, self.largest = (
             np.array(state["head"], dtype=np.int64),
             list(state["next_row"]),

@@ -145,8 +145,10 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
         finally:
             # The sampler is closed first, because its acting thread may be recording a CUDA graph, which would fail if
             # the pages of a shard were unlocked meanwhile.
-            sampler.close()
-            replay.close()
+            try:
+                sampler.close()
+            finally:
+                replay.close()
     finally:
         sampler.close()
 

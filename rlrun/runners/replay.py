@@ -116,9 +116,11 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
             changed = changed or any(one is not None for one in moments)
             sampler.free(fragments)
     finally:
-        sampler.close()
-        if data is not None:
-            data.close()
+        try:
+            sampler.close()
+        finally:
+            if data is not None:
+                data.close()
 
 
 def weighed(batch: Batch, largest: float, ranks: Ranks) -> Batch:

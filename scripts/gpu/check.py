@@ -32,6 +32,7 @@ import importlib.util
 import json
 import multiprocessing
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -256,7 +257,13 @@ def run(name: str, asked: argparse.Namespace, emulated: float | None = None) -> 
         # With the fault handler, a process that is aborted writes the stacks of its threads.
         environment = os.environ | {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
         process = subprocess.Popen(
-            command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, start_new_session=True, env=environment
+            command,
+            cwd=ROOT,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=environment,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CORE, (0, 0)),  # no files of gigabytes
         )
         try:
             status = process.wait(limit)
@@ -298,11 +305,12 @@ def run(name: str, asked: argparse.Namespace, emulated: float | None = None) -> 
 
 
 def stacks_of(process: subprocess.Popen) -> None:
-    """Ends a process that hangs, and all that it started, after it has written the stacks of its threads to its log."""
-    process.send_signal(signal.SIGABRT)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(STACKS_SEC)
+    """Ends a process that hangs, and all that it started, after they have written the stacks of their threads to the
+    log."""
     with contextlib.suppress(ProcessLookupError):  # nothing of the group is left
+        os.killpg(process.pid, signal.SIGABRT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(STACKS_SEC)
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 

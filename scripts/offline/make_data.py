@@ -5,7 +5,7 @@ Makes data sets as D4RL's are: of a random, a medium and an expert policy, and t
 medium one. --levels replay makes the replay of the whole run that led to the expert, which trains it again. The
 sampling policies of this repository (tuned/offline/NAME-LEVEL.safetensors, with NAME.json saying how they were trained)
 play; with --train they are trained anew and replaced, and the replay is recorded meanwhile. Without names, cartpole and
-pendulum are made; halfcheetah, hopper and walker2d need '.[mujoco]'. Without --levels, those are made that have a policy.
+pendulum are made; halfcheetah, hopper and walker2d need '.[mujoco]'. Without --levels, sets are made where a policy is.
 Each set is FOLDER/NAME-LEVEL, and holds the mean returns of the random and the expert policy as references for
 normalised scores, which are measured in 100 episodes each. `medium` is the first policy that gets a third of the way
 from the random return to the expert's. Where nobody has trained an expert yet, sets hold no references, and

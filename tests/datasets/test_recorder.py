@@ -115,22 +115,30 @@ def test_rows_that_are_lost_end_a_trajectory(tmp_path):
 
 
 def test_an_episode_that_nobody_could_learn_from_is_refused_when_it_is_recorded(tmp_path):
-    """The rows of other environments are written all the same."""
+    """The rows of other environments are written all the same. Of an episode that the end of a run cuts off, it is only
+    said."""
     from rlrun.envs.registry import make_spec
 
     spec = make_spec(type_config(compose("algo=impala", "env=CartPole-v1")).env)
     layout = fragment_layout(spec.obs_rows, spec.action_row, {}, {}, 5, 2, 5)
-    recorder = TrajectoryRecorder(tmp_path / "set", spec, {}, "nobody", "a test")
     batch = allocate(layout)
     for leaf in batch.leaves():
         leaf.zero_()
     batch.valid.fill_(True)
     batch.is_first[0] = True
-    batch.obs.observation[2, 1, 0] = float("inf")
+    batch.obs.observation[2, 0, 0] = float("inf")
+    said = "obs/observation holds a number that is not finite"
+    recorder = TrajectoryRecorder(tmp_path / "first", spec, {}, "nobody", "a test")
     recorder.add([Fragment(Header(0, 0, 0, 1, 1, 10, (), (0.0, 0.0)), batch)])
-    with pytest.raises(RunFailed, match="obs/observation holds a number that is not finite"):
+    with pytest.raises(RunFailed, match=said):
+        recorder.add([Fragment(Header(0, 0, 5, 1, 1, 10, (), (0.0, 0.0)), batch)])  # its is_first ends the episodes
+    recorder.close()
+    assert sum(open_source(str(tmp_path / "first")).rows_of) == 12, "two episodes of the second environment"
+    recorder = TrajectoryRecorder(tmp_path / "second", spec, {}, "nobody", "a test")
+    recorder.add([Fragment(Header(0, 0, 0, 1, 1, 10, (), (0.0, 0.0)), batch)])
+    with pytest.warns(UserWarning, match=said):
         recorder.close()
-    assert sum(open_source(str(tmp_path / "set")).rows_of) == 6  # five decisions and the end
+    assert sum(open_source(str(tmp_path / "second")).rows_of) == 6
 
 
 def test_agents_are_trajectories_of_their_own(tmp_path):
