@@ -91,7 +91,9 @@ def _rlrun(*words: str) -> str | None:
     done = subprocess.run([sys.executable, "-m", "rlrun", *words], capture_output=True, text=True)
     if done.returncode == 0:
         return None
-    said = [line for line in (done.stderr + done.stdout).splitlines() if line.startswith("rlrun: ")]
+    # Sentences may name commands with the folder of this installation, which a table that others read should not.
+    here = f"{Path(sys.executable).parent}/"
+    said = [line.replace(here, "") for line in (done.stderr + done.stdout).splitlines() if line.startswith("rlrun: ")]
     return said[-1].removeprefix("rlrun: ") if said else f"it ended with exit code {done.returncode}"
 
 
