@@ -24,10 +24,6 @@ from rlrun.samplers.base import Sampler
 ROWS = ("action", "reward", "terminated", "truncated", "valid")
 
 
-class Unusable(RunFailed):
-    """Raised where nobody could learn from the rows of an episode."""
-
-
 class Pending:
     """The rows of an unfinished episode of one column, in pieces."""
 
@@ -52,8 +48,8 @@ class TrajectoryRecorder:
         self.keeps: Callable[[int, Trajectory], bool] = lambda column, trajectory: True
 
     def add(self, fragments: Sequence[Fragment]) -> None:
-        """Writes the episodes that these fragments end. Raises RunFailed when the disk is full, and Unusable, after all
-        others are written, if nobody could learn from one of them."""
+        """Writes the episodes that these fragments end. Raises RunFailed when the disk is full, and, after all others
+        are written, if nobody could learn from one of them."""
         for fragment in fragments:
             header, rows = fragment.header, fragment.batch.numpy()
             count, width = fragment.batch["reward"].shape[:2]
@@ -65,7 +61,7 @@ class TrajectoryRecorder:
                     self._cut(pending, column)
                 self._add(pending, rows, count, column)
         if self.unusable:
-            raise Unusable(self.unusable)
+            raise RunFailed(self.unusable)
 
     def _add(self, pending: Pending, rows: dict[str, Any], count: int, column: int) -> None:
         """Adds rows 0 .. count - 1 of a column. A row with is_first begins an episode, and the dead row before it is
@@ -148,7 +144,7 @@ class TrajectoryRecorder:
 
     def close(self) -> None:
         """Writes what is left, unfinished episodes too, unless writing has failed before. Raises RunFailed when the
-        disk is full. Warns where add() would raise Unusable, because the run has ended."""
+        disk is full. Warns of an episode from which nobody could learn, because the run has ended."""
         if self.writer.failed:
             return
         known, self.unusable = self.unusable, ""

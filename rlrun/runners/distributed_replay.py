@@ -12,6 +12,7 @@ samplers --slots of shared memory--> shards (first priorities from what was reco
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
@@ -88,69 +89,64 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
     ratio = needs.replay.ratio if cfg.pace == "ratio" else None
     limiter = Limiter(needs.replay.learning_starts, ratio, needs.columns * needs.replay.rows_learnt)
     sampler = make.sampler(job.generation)
-    try:
+    with contextlib.ExitStack() as ends:
+        ends.callback(sampler.close)
         replay = make.sharded_replay(job.generation, sampler, cfg.num_shards)
-        try:
-            job.sampler_ready(sampler)
-            job.keeps("replay", replay)
-            job.keeps("limiter", limiter)
-            sampler.publish(algorithm.policy, clock)
-            sampler.begin()
-            published = clock.env_steps
-            feed = _Feed(sampler, replay, algorithm)
-            gather, write = Gatherer(algorithm.ctx.device, job.timers), Writes(replay.write, algorithm.ctx.device)
-            replay.finish_writes = write.flush
-            batch: Batch | None = None
-            update: Update | None = None
-            heard = time.monotonic()
-            while job.tick(clock, update):
-                sampler.check()
-                if replay.poll() or update is not None:
+        # The sampler is closed first, because its acting thread may be recording a CUDA graph, which would fail if the
+        # pages of a shard were unlocked meanwhile. Closing it again does nothing.
+        ends.callback(replay.close)
+        ends.callback(sampler.close)
+        job.sampler_ready(sampler)
+        job.keeps("replay", replay)
+        job.keeps("limiter", limiter)
+        sampler.publish(algorithm.policy, clock)
+        sampler.begin()
+        published = clock.env_steps
+        feed = _Feed(sampler, replay, algorithm)
+        gather, write = Gatherer(algorithm.ctx.device, job.timers), Writes(replay.write, algorithm.ctx.device)
+        replay.finish_writes = write.flush
+        batch: Batch | None = None
+        update: Update | None = None
+        heard = time.monotonic()
+        while job.tick(clock, update):
+            sampler.check()
+            if replay.poll() or update is not None:
+                heard = time.monotonic()
+            update = None
+            feed.give_back()
+            if limiter.may_insert() and sampler.queued:
+                feed.hand_over()
+            if feed.headers:
+                heard = time.monotonic()
+                with job.timers("insert"):
+                    steps = job.collected(feed.absorbed())
+                limiter.inserted(steps)
+                clock = clock.after(env_steps=steps)
+            if limiter.came >= limiter.starts:
+                replay.draw(clock)
+            drawn = replay.take() if limiter.due else None
+            if drawn is not None:
+                key = drawn.batch.key.clone()
+                batch = gather([drawn.batch], batch)
+                replay.free(drawn)
+                replay.draw(clock)
+                with feed.beside(cfg.pace == "free"), job.timers("learn"), make.threads:
+                    update = algorithm.update(batch, clock)
+                if update.writes:
+                    write(drawn, key, **update.writes)
+                limiter.sampled()
+                clock = clock.after(updates=1)
+            if clock.env_steps - published >= cfg.max_weight_sync_delay:
+                with job.timers("publish"):
+                    sampler.publish(algorithm.policy, clock)
+                published = clock.env_steps
+            if update is not None or (sampler.queued and limiter.may_insert()):
+                continue
+            with job.timers("wait"):
+                if replay.poll(POLL_SEC, sampler.handles()):
                     heard = time.monotonic()
-                update = None
-                feed.give_back()
-                if limiter.may_insert() and sampler.queued:
-                    feed.hand_over()
-                if feed.headers:
-                    heard = time.monotonic()
-                    with job.timers("insert"):
-                        steps = job.collected(feed.absorbed())
-                    limiter.inserted(steps)
-                    clock = clock.after(env_steps=steps)
-                if limiter.came >= limiter.starts:
-                    replay.draw(clock)
-                drawn = replay.take() if limiter.due else None
-                if drawn is not None:
-                    key = drawn.batch.key.clone()
-                    batch = gather([drawn.batch], batch)
-                    replay.free(drawn)
-                    replay.draw(clock)
-                    with feed.beside(cfg.pace == "free"), job.timers("learn"), make.threads:
-                        update = algorithm.update(batch, clock)
-                    if update.writes:
-                        write(drawn, key, **update.writes)
-                    limiter.sampled()
-                    clock = clock.after(updates=1)
-                if clock.env_steps - published >= cfg.max_weight_sync_delay:
-                    with job.timers("publish"):
-                        sampler.publish(algorithm.policy, clock)
-                    published = clock.env_steps
-                if update is not None or (sampler.queued and limiter.may_insert()):
-                    continue
-                with job.timers("wait"):
-                    if replay.poll(POLL_SEC, sampler.handles()):
-                        heard = time.monotonic()
-                if time.monotonic() - heard > cfg.queue_timeout_sec:
-                    raise RunFailed(f"no fragment for {cfg.queue_timeout_sec:.0f} s: an environment may hang")
-        finally:
-            # The sampler is closed first, because its acting thread may be recording a CUDA graph, which would fail if
-            # the pages of a shard were unlocked meanwhile.
-            try:
-                sampler.close()
-            finally:
-                replay.close()
-    finally:
-        sampler.close()
+            if time.monotonic() - heard > cfg.queue_timeout_sec:
+                raise RunFailed(f"no fragment for {cfg.queue_timeout_sec:.0f} s: an environment may hang")
 
 
 class _Feed:

@@ -110,8 +110,9 @@ def test_a_command_that_starts_no_worker_leaves_nothing(tmp_path):
         code = subprocess.run([sys.executable, "-c", text], stdout=out, stderr=err, env=environ).returncode
     said = (tmp_path / "err").read_text()
     assert code == 2 and "algo.lr" in said and "Traceback" not in said
-    time.sleep(0.2)
-    left = [one.pid for one in psutil.process_iter() if environment(one).get("RLRUN_T") == str(tmp_path)]
+    found = [one for one in psutil.process_iter() if environment(one).get("RLRUN_T") == str(tmp_path)]
+    psutil.wait_procs(found, timeout=0.2)
+    left = [one for one in found if environment(one)]  # a process that has ended and was not reaped has none
     assert not left
 
     warm()
