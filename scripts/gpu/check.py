@@ -307,10 +307,13 @@ def run(name: str, asked: argparse.Namespace, emulated: float | None = None) -> 
 def stacks_of(process: subprocess.Popen) -> None:
     """Ends a process that hangs, and all that it started, after they have written the stacks of their threads to the
     log."""
+    end = time.monotonic() + STACKS_SEC
     with contextlib.suppress(ProcessLookupError):  # nothing of the group is left
         os.killpg(process.pid, signal.SIGABRT)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(STACKS_SEC)
+        while time.monotonic() < end:
+            process.poll()
+            os.killpg(process.pid, 0)
+            time.sleep(0.05)
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
