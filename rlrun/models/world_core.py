@@ -21,7 +21,7 @@ EPSILON = 1e-4  # added to the mean square in RMSNorm
 def normed(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [N, K] divided by sqrt(|x|^2 + K EPSILON), and that root [N, 1]. RMSNorm is this times sqrt(K)."""
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    root = length.hypot_(length.new_tensor(math.sqrt(x.shape[-1] * EPSILON)))
+    root = length.hypot_(length.new_full((), math.sqrt(x.shape[-1] * EPSILON)))  # new_tensor() would wait for a GPU
     return x / root, root
 
 

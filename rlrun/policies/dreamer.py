@@ -218,7 +218,9 @@ class WorldPolicy(Policy):
     def believed(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor, Any]:
         """h [B, deter] at a row, and what is believed of z after its observation."""
         h: Tensor = state["deter"].float()  # type: ignore[union-attr]
-        if self.fixed_kernels or torch.compiler.is_exporting() or bool(is_first.any()):
+        # To look whether an episode begins pays on a CPU; a GPU would be waited for.
+        fixed = self.fixed_kernels or h.is_cuda or torch.compiler.is_exporting()
+        if fixed or bool(is_first.any()):
             h = torch.where(is_first.unsqueeze(-1), self.rssm.first(), h)
         return h, self.belief(h, obs)
 

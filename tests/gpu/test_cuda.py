@@ -215,6 +215,58 @@ def test_recorded_updates_make_the_weights_of_plain_ones(typed, case):
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3, msg=name)
 
 
+WORLDS = ["dreamer", "dreamerv3"]
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize("algo", WORLDS)
+def test_recorded_updates_of_world_models_make_the_weights_of_plain_ones(typed, algo, env):
+    from algos.test_all import batches as train_batches
+    from wired import Wired
+
+    words = [*small(algo, "tiny"), f"env={env}", "logger=[]", "algo.optimizer.epsilon=0.001", "resources.precision=fp32"]
+    cpu = Wired(typed(*words, "resources=debug"))
+    sampler = cpu.sampler(0)
+    sampler.publish(cpu.policy_factory(acting=False)(), clocks()[0])
+    rows = train_batches(cpu, sampler, len(clocks()))
+    gpu = ["resources.device=cuda", "resources.inference=local", "resources.num_samplers=1"]
+    plain, recorded = (
+        Wired(typed(*words, *gpu, f"resources.cuda_graphs={graphs}")).algorithm() for graphs in ("false", "true")
+    )
+    recorded.load_state(plain.state())
+    for batch, clock in zip(rows, clocks(), strict=True):
+        wanted, got = (algorithm.update(batch.to("cuda"), clock) for algorithm in (plain, recorded))
+        for name, value in wanted.metrics.items():
+            torch.testing.assert_close(float(got.metrics[name]), float(value), atol=1e-3, rtol=1e-2, msg=name)
+    for (name, a), b in zip(plain.state_dict().items(), recorded.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-2, msg=name)
+
+
+@pytest.mark.parametrize("kind", ["local", "batched"])
+@pytest.mark.parametrize("algo", WORLDS)
+def test_world_models_train_on_the_gpu(typed, tmp_path, algo, kind):
+    """In bf16, as such runs are on a GPU."""
+    from test_actor_learner import run_wired
+    from wired import Wired
+
+    words = [*small(algo, "tiny"), "env=Pendulum-v1", "logger=[]", "resources.device=cuda", f"resources.inference={kind}", "env_steps=200",
+             "resources.num_samplers=1"]  # fmt: skip
+    made, job, _ = run_wired(Wired(typed(*words)), tmp_path)
+    assert job.status == "COMPLETED" and job.clock.updates > 10 and all(p.is_cuda for p in made.parameters())
+
+
+@pytest.mark.parametrize("algo", ["cql", "bc", "implicit_q"])
+def test_learning_from_data_on_the_gpu(tmp_path, algo):
+    from datasets_of_tests import data_of
+
+    from rlrun.cli import _dispatch
+
+    data, run = data_of("Pendulum-v1", tmp_path / "data"), tmp_path / "run"
+    words = [f"algo={algo}", "env=Pendulum-v1", f"data.path={data}", "logger=[]", "resources.device=cuda"]
+    assert _dispatch(["train", *words, "algo.batch_size=256", "env_steps=10240", f"run_dir={run}"]) == 0
+    assert "COMPLETED" in (run / "summary.json").read_text()
+
+
 @pytest.mark.parametrize("kind", ["adam", "adamw", "radam", "rmsprop", "rmsprop_tf", "sgd"])
 def test_every_optimiser_is_recorded(kind):
     """With a schedule, and with a gradient that is not finite in between."""
