@@ -113,15 +113,13 @@ class PPO(Algorithm):
         # Rows of a minibatch on this learner: those of all agents at so many env steps.
         self.minibatch = self.share(cfg.minibatch_size) * spec.columns_per_env
         self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
+        if cfg.lr_kl_target is not None:
+            self.optimizer.scale_on_device()
         if cfg.normalize_reward:
             self.reward_scale = RewardScale().to(ctx.device)
         # linear_value_head raises an error if the value's last layer cannot be rescaled
         self.value_scale = ValueScale().to(ctx.device) if cfg.normalize_value and policy.linear_value_head else None
         self.register_buffer("kl_coef", torch.tensor(cfg.kl_coef, device=ctx.device))
-
-    def can_be_recorded(self) -> bool:
-        # An lr that follows the KL is computed on the host, which a recording cannot do.
-        return super().can_be_recorded() and self.cfg.lr_kl_target is None
 
     def update(self, batch: Batch, clock: Clock) -> Update:
         cfg = self.cfg

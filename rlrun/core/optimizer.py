@@ -130,6 +130,7 @@ class Optimizer:
         self.deferred = self.parameters[0].device.type == "cuda" if deferred is None else deferred
         self.skips = torch.zeros((), device=self.parameters[0].device)  # updates skipped in a row
         self.lr_scale = 1.0  # factor of the schedule's lr, see follow_kl
+        self.scale: Tensor | None = None  # the same factor on the device, see scale_on_device
         self.steps = torch.zeros((), device=self.parameters[0].device)  # taken so far; counted where lr warms up
         self.cfg = cfg
         self.whole = gathered(self.parameters)  # [N]
@@ -201,7 +202,7 @@ class Optimizer:
 
     def apply(self, clock: Clock) -> dict[str, Tensor | float]:
         """Takes a step with the gradient that differentiate() computed, and returns the metrics of the step."""
-        lr = self.lr(clock) * self.lr_scale
+        lr = self.lr(clock) * (self.lr_scale if self.scale is None else self.scale)
         gradient = self.whole.grad
         assert gradient is not None
         self.ranks.sum_(gradient)
@@ -290,6 +291,18 @@ class Optimizer:
                 "the last checkpoint is from before that"
             )
 
+    def scale_on_device(self) -> None:
+        """Lets a recorded step see what follow_kl() does between its replays. It does nothing where steps are not
+        deferred."""
+        if self.deferred:
+            self.scale = torch.full((), self.lr_scale, device=self.skips.device)
+
+    def set_scale(self, factor: float) -> None:
+        """Sets the factor of the schedule's lr."""
+        self.lr_scale = factor
+        if self.scale is not None:
+            self.scale.fill_(factor)
+
     def follow_kl(self, clock: Clock, kl: float, target: float, bounds: tuple[float, float]) -> None:
         """Adapts lr, within bounds, to a step's KL(old || new): divides it by 1.5 if the KL was above twice the target,
         and multiplies it by 1.5 if the KL was below half the target, as rl_games and rsl_rl do after Heess et al.
@@ -297,7 +310,7 @@ class Optimizer:
         base = self.lr(clock)
         factor = 1 / 1.5 if kl > 2 * target else 1.5 if kl < target / 2 else 1.0
         if base > 0:
-            self.lr_scale = min(max(base * self.lr_scale * factor, bounds[0]), bounds[1]) / base
+            self.set_scale(min(max(base * self.lr_scale * factor, bounds[0]), bounds[1]) / base)
 
     def _step(self) -> None:
         """Steps without a lock even if several processes step the same parameters: Hogwild (Recht et al. 2011)."""
@@ -399,5 +412,5 @@ class Optimizer:
                     if name in each.get(place, {}):  # there is no momentum buffer if momentum was 0
                         part.copy_(each[place][name])
         self.skips.fill_(float(state["skipped"]))
-        self.lr_scale = state.get("lr_scale", 1.0)  # old checkpoints lack it
+        self.set_scale(state.get("lr_scale", 1.0))  # old checkpoints lack it
         self.steps.fill_(state.get("steps", 0.0))

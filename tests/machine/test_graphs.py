@@ -69,6 +69,7 @@ CASES = {
         "algo.clip=0.3 to 0.1 over 400",
         "algo.normalize_value=true",
     ],
+    "ppo whose lr follows the kl": [*MINIBATCHES, "algo.lr_kl_target=0.01"],
     "pqn": MINIBATCHES,
     "dqn": [*REPLAY, "algo.lr=1e-2 to 0 over 500", "algo.double=true", "algo.n_step=[1,3]"],
     "c51": REPLAY,
@@ -189,24 +190,6 @@ def test_a_filter_that_learns_between_replays(typed):
             algorithm.absorb_rows([algorithm.policy.moments(batch)])
     for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
-
-
-def test_an_lr_that_follows_the_kl_is_not_recorded(typed):
-    words = [
-        "algo=ppo",
-        "resources=debug",
-        "model.hidden=[8]",
-        "logger=[]",
-        *MINIBATCHES,
-        "algo.sequence_length=5",
-        "algo.lr_kl_target=0.01",
-    ]
-    wiring, tapes = Wired(typed(*words)), Tapes()
-    wiring.recorder = tapes
-    made = wiring.algorithm()
-    for batch, clock in zip(batches(wiring), clocks(), strict=True):
-        made.update(batch, clock)
-    assert tapes.recordings == 0
 
 
 def test_a_policy_says_what_of_it_can_be_recorded(typed):
