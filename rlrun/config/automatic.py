@@ -1,4 +1,5 @@
-"""Replaces `auto` in the options of algorithms and models by values that follow from the observations.
+"""Replaces `auto` in the options of algorithms and models by values that follow from the observations, and in env.size
+by the sides of images that the networks need.
 
 A yaml file of conf/ may have a table `by_observation` with the values of the file's options that are `auto`. Its groups
 are `vectors` and `images`, and others that hold only what differs there: `mixed` is for observations of several parts
@@ -16,6 +17,7 @@ from rlrun.core.errors import UserError
 from rlrun.core.plugins import is_path
 from rlrun.core.specs import Box
 from rlrun.envs import registry
+from rlrun.envs.atari import SIDE, SIDE_OF_WORLD_MODELS
 
 TABLE = "by_observation"
 AUTO = "auto"
@@ -27,17 +29,28 @@ def settled(values: dict[str, Any], kind: Kind | None = None) -> tuple[dict[str,
 
     kind: vectors or images; None: the environment is made to find out, if any option is `auto`. The sentence is empty
     if none was. Raises UserError if the environment cannot be made."""
-    made = copy.deepcopy(values)
+    made, told = copy.deepcopy(values), []
+    env = made.get("env")
+    if isinstance(env, dict) and env.get("size") == AUTO:
+        made["env"] = env | {"size": _side(made["algo"])}
+        if made["env"]["size"] != SIDE:
+            told.append(f"env.size={made['env']['size']}")
     tables = [(path, node, node.pop(TABLE)) for path, node in _groups(made) if TABLE in node]
     open_ = [(path, node, table, name) for path, node, table in tables for name in _names(table) if node[name] == AUTO]
-    if not open_:
+    if not open_ and not told:
         return made, ""
     kind = kind or observations(made["env"])
-    told = []
     for path, node, table, name in open_:
         node[name] = _value(table, name, kind, str(node.get("encoder", "")))
         told.append(f"{path}.{name}={node[name]}")
     return made, f"defaults for {_SAID[kind]}: {', '.join(told)}"
+
+
+def _side(algo: dict[str, Any]) -> int:
+    """The sides of an Atari game's images for an algorithm, in pixels."""
+    from rlrun.config.run import algorithm_class  # which imports this module
+
+    return SIDE_OF_WORLD_MODELS if algorithm_class(algo).has_world_model else SIDE
 
 
 _SAID = {"vectors": "vectors", "images": "images", "mixed": "images with other parts"}

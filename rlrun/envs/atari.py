@@ -28,6 +28,7 @@ from rlrun.envs.limits import TimeLimits
 from rlrun.envs.names import games, numbered
 
 Side = Range(1, 160)  # pixels; the emulator's screen is 160 wide
+SIDE, SIDE_OF_WORLD_MODELS = 84, 64  # pixels, where env.size=auto; world models halve an image four times
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,16 +41,21 @@ class AtariConfig(TimeLimits):
     noop_max: Annotated[int, NotNegative]
     fire: bool
     life_loss_terminal: bool
-    size: Annotated[int, Side]
+    size: Literal["auto"] | Annotated[int, Side]
     grayscale: bool
     stack: Annotated[int, Count]
     max_frames: Annotated[int, Count]
     reward_clip: Annotated[Literal["none", "sign"] | float, OnlyFor(REWARDS)]
 
     @property
+    def side(self) -> int:
+        """Pixels; a run has settled which (config/automatic.py)."""
+        return SIDE if self.size == "auto" else self.size
+
+    @property
     def frame(self) -> tuple[int, ...]:
         """The shape of one frame: [H, W], or [H, W, 3] in colour."""
-        return (self.size, self.size) if self.grayscale else (self.size, self.size, 3)
+        return (self.side, self.side) if self.grayscale else (self.side, self.side, 3)
 
 
 def import_ale():
@@ -89,8 +95,8 @@ class AtariEnv:
             num_threads=min(threads, count),
             frameskip=cfg.frame_skip,
             stack_num=screen.pop("stack", cfg.stack),
-            img_height=screen.pop("height", cfg.size),
-            img_width=screen.pop("width", cfg.size),
+            img_height=screen.pop("height", cfg.side),
+            img_width=screen.pop("width", cfg.side),
             grayscale=screen.pop("grayscale", cfg.grayscale),
             repeat_action_probability=cfg.sticky_actions,
             full_action_space=cfg.full_action_space,
@@ -161,7 +167,7 @@ class ScreenStack:
         if self.cfg.grayscale:
             screen = np.rint(screen @ self.LUMINANCE)[..., None]
         screen = screen.max(0) if screen.ndim == 4 else screen
-        rows, columns = (_area_weights(length, self.cfg.size) for length in screen.shape[:2])
+        rows, columns = (_area_weights(length, self.cfg.side) for length in screen.shape[:2])
         small = np.rint(np.einsum("hi,ijc,wj->hwc", rows, screen, columns, optimize=True)).astype(np.uint8)
         self.frames = np.concatenate((self.frames[1:], small.reshape(1, *self.cfg.frame)))
         return self.frames

@@ -34,12 +34,10 @@ def test_the_tables_are_the_seeds():
 
 @pytest.mark.parametrize("name", options("benchmark"))
 def test_every_cell_is_a_tuned_file_of_its_algorithm_and_its_protocol(name):
-    from conftest import compose
-
     table = load(name)
     for cell in table.cells:
         assert cell.tuned in options("tuned")
-        config = compose(f"tuned={cell.tuned}", *cell.words)
+        config = config_of(Wanted(table, cell))
         assert config["env"]["name"] == expected_protocol(Wanted(table, cell))["env"]
         assert results.protocol(table, config) == expected_protocol(Wanted(table, cell)), (
             "the run would be of another protocol"
@@ -72,7 +70,9 @@ ROWS = [
 def config_of(one, **env):
     from conftest import compose
 
-    made = compose(f"tuned={one.cell.tuned}", *one.cell.words)
+    from rlrun.config.automatic import settled
+
+    made, _ = settled(compose(f"tuned={one.cell.tuned}", *one.cell.words), "images")
     made["env"] |= env
     return made
 
