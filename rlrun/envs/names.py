@@ -76,14 +76,14 @@ DMC = {
     }.items()
     for task in tasks.split()
 }
-# What some environments need besides rlrun, by prefix or by where Gymnasium's own come from: the module, how its
+# What some environments need besides rlrun, by prefix or by where Gymnasium's own come from: the modules, how their
 # package is called, and rlrun's extra with it.
 NEEDS = {
     "dmc": ("dm_control", "dm-control", "dmc"),
     "crafter": ("crafter", "Crafter", "crafter"),
     "minigrid": ("minigrid", "MiniGrid", "minigrid"),
-    "gymnasium.envs.mujoco": ("mujoco", "MuJoCo", "mujoco"),
-    "rlrun.envs.mujoco_tasks": ("mujoco", "MuJoCo", "mujoco"),
+    "gymnasium.envs.mujoco": ("mujoco imageio", "Gymnasium's MuJoCo", "mujoco"),
+    "rlrun.envs.mujoco_tasks": ("mujoco imageio", "Gymnasium's MuJoCo", "mujoco"),
     "gymnasium.envs.box2d": ("Box2D", "Box2D", "box2d"),
 }
 # What PettingZoo 1.27 and mpe2 1.1 have, for messages where they are not installed.
@@ -107,7 +107,7 @@ ZOOS = {"pettingzoo": "PettingZoo", "mpe2": "mpe2"}
 
 
 def installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
+    return all(importlib.util.find_spec(name) is not None for name in package.split())
 
 
 @cache

@@ -182,8 +182,8 @@ def test_drawing_that_is_switched_off_is_named(monkeypatch):
         ("walker_walk", "dm-control", "dmc"),
         ("dmc/cartpole_swingup", "dm-control", "dmc"),
         ("crafter", "Crafter", "crafter"),
-        ("HalfCheetah-v5", "MuJoCo", "mujoco"),
-        ("gym/Hopper-v5", "MuJoCo", "mujoco"),
+        ("HalfCheetah-v5", "Gymnasium's MuJoCo", "mujoco"),
+        ("gym/Hopper-v5", "Gymnasium's MuJoCo", "mujoco"),
         ("LunarLander-v3", "Box2D", "box2d"),
     ],
 )
@@ -206,7 +206,7 @@ def test_a_missing_extra_is_named(monkeypatch, capsys, name, package, extra):
 def test_a_missing_extra_is_named_where_a_tuned_file_names_the_environment(monkeypatch, tuned):
     """Words of the command line alone are looked at before the environment is made."""
     there = names.installed
-    monkeypatch.setattr(names, "installed", lambda module: module != "mujoco" and there(module))
+    monkeypatch.setattr(names, "installed", lambda module: "mujoco" not in module and there(module))
     monkeypatch.setitem(sys.modules, "mujoco", None)
     for module in [one for one in sys.modules if one.startswith("gymnasium.envs.mujoco")]:
         monkeypatch.delitem(sys.modules, module)
