@@ -1,5 +1,8 @@
 """A CUDA graph as the CPU can have one: kernels and the memory they read and write, played again on that memory."""
 
+import dis
+import sys
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -31,7 +34,7 @@ class Tape(TorchDispatchMode):
         by_mask = name.startswith("aten::index") and any(
             part is not None and part.dtype == torch.bool for part in _tensors(args[1:2])
         )
-        if name in READ_BACK or by_mask:
+        if name in READ_BACK or by_mask or (name == "aten::lift_fresh" and _waits()):
             raise Unrecordable(name)
         out = func(*args, **kwargs)
         self.kernels.append((func, args, kwargs, out))
@@ -49,6 +52,17 @@ class Tape(TorchDispatchMode):
                 for old, new in zip(_tensors(out), _tensors(again), strict=True):
                     if old.untyped_storage().data_ptr() not in inputs:
                         old.copy_(new)
+
+
+def _waits():
+    """Whether a tensor that is just made of Python numbers would be copied to a GPU, which is waited for. PyTorch's
+    optimisers make one on a CPU only, and x[i] = 1.0 fills memory of the GPU."""
+    frame = sys._getframe(2)
+    while "/torch/" in frame.f_code.co_filename:
+        if "/torch/optim/" in frame.f_code.co_filename:
+            return False
+        frame = frame.f_back
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]] != "STORE_SUBSCR"
 
 
 def _tensors(tree):

@@ -2,9 +2,12 @@
 
 import pytest
 import torch
+from conftest import small
+from families import simple
 from tape import Tapes
 from wired import Wired
 
+from rlrun.config.paths import options
 from rlrun.core.batch import Batch
 from rlrun.core.schedule import Clock
 from rlrun.machine.graphs import WARM_UP
@@ -68,6 +71,41 @@ def test_recorded_acting_is_plain_acting(typed, case):
     for one, other in zip(states[plain], states[recorded], strict=True):
         for a, b in zip(one.leaves(), other.leaves(), strict=True):
             torch.testing.assert_close(a, b)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("algo", options("algo"))
+def test_every_policy_acts_as_it_says(typed, algo):
+    """A policy that says that its acting can be recorded reads nothing back, and acts as without a recording."""
+    wiring = Wired(typed(*small(algo, "tiny"), f"env={simple(algo)}", "resources=debug", "logger=[]"))
+    policy = wiring.policy_factory(acting=True)()
+    if not policy.recordable("acting"):
+        pytest.skip("acts without recordings")
+    sampler = wiring.sampler(0)
+    sampler.publish(policy, Clock())
+    (fragment,) = sampler.take(1)
+    columns, record, tapes = sampler.columns, wiring.needs.record, Tapes()
+    if hasattr(policy, "fixed_kernels"):
+        policy.fixed_kernels = True  # on a CPU, the others look for beginnings of episodes
+    copies = [
+        ActingCopy(policy, torch.device("cpu"), torch.Generator().manual_seed(1), record, columns, 1, recorder)
+        for recorder in (None, tapes)
+    ]
+    states = [policy.initial_state(columns)] * 2
+    for i in range(WARM_UP + 2):
+        row = i % len(fragment.batch.reward)
+        obs = fragment.batch.obs.map(lambda x, row=row: x[row])
+        rows = Batch(obs=obs, is_first=torch.full((columns,), i == 0))
+        made = [copy.act([rows], [state]) for copy, state in zip(copies, states, strict=True)]
+        states = [after for *_, after in made]
+        for wanted, got in zip(leaves(made[0]), leaves(made[1]), strict=True):
+            torch.testing.assert_close(got, wanted)
+    sampler.close()
+    assert tapes.recordings == 1 and tapes.replayed == 2
+
+
+def leaves(made):
+    return [leaf for part in made for leaf in (part.leaves() if isinstance(part, Batch) else [part])]
 
 
 def test_rows_that_pad_a_recording_reach_nobody(typed):
