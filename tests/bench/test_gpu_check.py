@@ -92,13 +92,18 @@ def test_a_speed_is_held_against_its_bar(check, monkeypatch, tmp_path, reached, 
     assert made["met"] is met and ("NOT met" in sentence) is not met
 
 
-@pytest.mark.parametrize("reached, met", [(18.2, True), (17.0, False), (None, False)])
-def test_pong_is_held_against_its_bar(check, monkeypatch, tmp_path, reached, met):
-    summary = {"return_mean": reached, "env_steps": 5_000_000, "wall_sec": 100.0, "reason": "it was said"}
-    write = f"p = pathlib.Path({str(tmp_path)!r}) / 'pong'; p.mkdir(); (p / 'summary.json').write_text({json.dumps(summary)!r})"
+@pytest.mark.parametrize(
+    "part, reached, met",
+    [("pong", 18.2, True), ("impala_pong", 17.0, False), ("pong", None, False), ("dreamer", 3.0, None)],
+)
+def test_a_training_is_held_against_its_bar(check, monkeypatch, tmp_path, part, reached, met):
+    """dreamer has no bar."""
+    summary = {"return_mean": reached, "env_steps": 5_000_000, "updates": 90, "wall_sec": 100.0, "reason": "it was said"}
+    write = f"p = pathlib.Path({str(tmp_path)!r}) / {part!r}; p.mkdir(); (p / 'summary.json').write_text({json.dumps(summary)!r})"
     script(monkeypatch, check, f"import pathlib; {write}")
-    made, _ = check.run("pong", asked(tmp_path))
-    assert made["met"] is met and made["env_steps"] == 5_000_000
+    made, sentence = check.run(part, asked(tmp_path))
+    assert made.get("met") is met and (made["env_steps"], made["updates"]) == (5_000_000, 90)
+    assert "it was said" in sentence and ("bar" in sentence) is (met is not None)
 
 
 def test_without_a_gpu_or_with_a_mistyped_part_it_says_so(check, capsys, monkeypatch):
