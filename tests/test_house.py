@@ -9,8 +9,8 @@ import pytest
 from conftest import compose
 from families import DREAMING
 
+from rlrun.config.algorithms import algorithm_class
 from rlrun.config.paths import options, root
-from rlrun.config.run import algorithm_class
 from rlrun.core.algorithm import Algorithm
 from rlrun.rllib.option_map import option_map
 

@@ -191,7 +191,8 @@ def _env_options(words: list[str]) -> dict[str, Any]:
 
 def conditions(name: str, inner: str | None, runner: str | None) -> list[tuple[str, str]]:
     """Returns the options of an algorithm's runs that are used only under a condition, and the conditions in words."""
-    from rlrun.config.run import RunConfig, algorithm_class
+    from rlrun.config.algorithms import algorithm_class
+    from rlrun.config.run import RunConfig
     from rlrun.config.unused import conditional_in
     from rlrun.core.conditions import OnlyFor
     from rlrun.envs.agent_games import AgentsConfig

@@ -12,6 +12,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any, Literal
 
+from rlrun.config.algorithms import algorithm_class
 from rlrun.config.types import ConfigError, typed
 from rlrun.core.errors import UserError
 from rlrun.core.plugins import is_path
@@ -48,8 +49,6 @@ def settled(values: dict[str, Any], kind: Kind | None = None) -> tuple[dict[str,
 
 def _side(algo: dict[str, Any]) -> int:
     """The sides of an Atari game's images for an algorithm, in pixels."""
-    from rlrun.config.run import algorithm_class  # which imports this module
-
     return SIDE_OF_WORLD_MODELS if algorithm_class(algo).has_world_model else SIDE
 
 

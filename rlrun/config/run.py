@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
+from rlrun.config.algorithms import algorithm_class
 from rlrun.config.automatic import settled
 from rlrun.config.paths import options
 from rlrun.config.types import ConfigError, numbers_read, typed
@@ -16,7 +17,6 @@ from rlrun.core.algorithm import Algorithm, Inner
 from rlrun.core.duties import CheckpointConfig, EvalConfig, StopConfig
 from rlrun.core.errors import UserError, closest
 from rlrun.core.numbers import whole_number
-from rlrun.core.plugins import import_named
 from rlrun.core.ranges import Count, NotNegative, Positive
 from rlrun.datasets.options import DataConfig
 from rlrun.envs import registry
@@ -99,46 +99,6 @@ class Typed:
         """The algorithm for people: ppo, or multi around ppo."""
         inner = getattr(self.algo, "inner", None)
         return str(self.algo.name) + (f" around {inner.cfg.name}" if isinstance(inner, Inner) else "")
-
-
-def algorithm_class(values: dict[str, Any]) -> type[Algorithm]:
-    """Returns the Algorithm of rlrun/algos/<name>.py, or of the user's own module.
-
-    Raises UserError if there is none.
-    """
-    name = values.get("name")
-    if "module" in values:
-        return own_algorithm(values["module"])
-    if name not in options("algo"):
-        raise UserError(f"There is no algorithm {name!r}.{closest(str(name), options('algo'))}")
-    module = importlib.import_module(f"rlrun.algos.{name}")
-    found = [
-        v
-        for v in vars(module).values()
-        if isinstance(v, type) and issubclass(v, Algorithm) and v.__module__ == module.__name__
-    ]
-    assert len(found) == 1, f"{module.__name__} must define one Algorithm"
-    return found[0]
-
-
-def own_algorithm(module: str) -> type[Algorithm]:
-    """Returns the only Algorithm of the user's own module, which must also define Config.
-
-    Raises UserError if it does not.
-    """
-    try:
-        made = import_named(module, f"algo.module={module}")
-    except ImportError as error:
-        raise UserError(f"algo.module={module} cannot be imported: {error}") from None
-    found = [
-        v
-        for v in vars(made).values()
-        if isinstance(v, type) and issubclass(v, Algorithm) and v.__module__ == made.__name__
-    ]
-    if len(found) != 1 or not hasattr(made, "Config"):
-        what = f"{len(found)} and {'a' if hasattr(made, 'Config') else 'no'} Config"
-        raise UserError(f"algo.module={module} must define one Algorithm and its Config; it defines {what}")
-    return found[0]
 
 
 def type_algorithm(values: dict[str, Any], path: str = "algo") -> Inner:

@@ -9,8 +9,9 @@ from typing import Any
 
 import yaml
 
+from rlrun.config.algorithms import algorithm_class
 from rlrun.config.paths import root, runner_of
-from rlrun.config.run import RunConfig, algorithm_class
+from rlrun.config.run import RunConfig
 from rlrun.config.types import ConfigError, check_value, typed
 from rlrun.envs.registry import FAMILIES
 from rlrun.rllib.environments import Environment

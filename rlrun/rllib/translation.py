@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+from rlrun.config.algorithms import algorithm_class
 from rlrun.config.paths import inner_algorithm
-from rlrun.config.run import algorithm_class
 from rlrun.core.errors import UserError
 from rlrun.rllib.environments import Environment
 from rlrun.rllib.fits import misfit

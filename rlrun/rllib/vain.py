@@ -9,8 +9,9 @@ from typing import Any
 
 import yaml
 
+from rlrun.config.algorithms import algorithm_class
 from rlrun.config.paths import base_options, included_groups, root, runner_of
-from rlrun.config.run import RunConfig, algorithm_class
+from rlrun.config.run import RunConfig
 from rlrun.config.unused import conditional_in
 from rlrun.core.conditions import EXPERIENCE, OnlyFor, OnlyWith
 from rlrun.core.duties import EvalConfig

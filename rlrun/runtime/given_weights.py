@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlrun.algos.multi import Multi
-from rlrun.config.run import algorithm_class
+from rlrun.config.algorithms import algorithm_class
 from rlrun.config.types import load_yaml
 from rlrun.core.algorithm import Algorithm
 from rlrun.core.errors import UserError
