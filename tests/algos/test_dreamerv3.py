@@ -286,6 +286,7 @@ def weights(folder):
 @pytest.mark.parametrize("env", ["CartPole-v1", "Pendulum-v1"])
 def test_a_run_resumes_to_the_same_bits_and_acts(env, tmp_path, capsys):
     words = ["resources=debug", f"env={env}", "checkpoint.every=60", "env.max_episode_steps=15"]
+    words += ["model.encoder_layers=1", "model.decoder_layers=1", "model.value_layers=1", "model.policy_layers=1"]
     trained(tmp_path / "whole", *words, "env_steps=120")
     trained(tmp_path / "half", *words, "env_steps=60")
     assert _dispatch(["resume", str(tmp_path / "half"), "env_steps=120"]) == 0

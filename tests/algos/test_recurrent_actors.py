@@ -111,7 +111,7 @@ def test_what_does_not_fit_is_refused(typed, words, said):
         ("sac", ["env=rlrun/IdentityBox-v0", "model/memory=lstm", "model.memory.prev_reward=true"]),
         (
             "tqc",
-            ["env=rlrun/IdentityBox-v0", "model/memory=gtrxl", "model.memory.heads=2", "algo.zero_init_state=true"],
+            ["env=rlrun/IdentityBox-v0", "model/memory=gtrxl", "model.memory.heads=2", "algo.num_critics=2", "algo.zero_init_state=true"],
         ),
         ("td3", ["env=rlrun/IdentityBox-v0", "replay=prioritized"]),
         ("sac", ["env=rlrun/Masked-v0", "model/memory=lstm"]),

@@ -44,7 +44,7 @@ def rows_of(path):
     return [json.loads(line) for line in (path / "progress.jsonl").read_text().splitlines()]
 
 
-def test_env_wrapper_encoder_and_callback_in_sampler_processes(tmp_path):
+def test_env_wrapper_encoder_and_callback_in_sampler_processes(tmp_path, capsys):
     path = tmp_path / "run"
     said = rlrun("train", "algo=ppo", *BASE, "model.encoder=my_rl.models:Positions", "model.encoder_kwargs.size=8", "callbacks=[my_rl.callbacks:Best,my_rl.callbacks:Walked,my_rl.callbacks:Seen]",
                  "env.wrappers=[{name: my_rl.envs:Hurry, price: 0.1}]", "resources.inference=local", "resources.num_samplers=2", "algo.lr=3e-3",
@@ -67,8 +67,9 @@ def test_env_wrapper_encoder_and_callback_in_sampler_processes(tmp_path):
     assert last["learn/custom/mean_reward"] == pytest.approx(1 / 4 - 0.1, abs=0.06), "1 in every fourth step at best"
     assert last["my/best_episode"] == pytest.approx(0.6, abs=1e-5)
     assert f"Best: STOPPED after {last['updates']} updates, best episode 0.60" in said
-    assert "return 0.6" in rlrun("evaluate", path, "episodes=3")
-    rlrun("resume", path, f"env_steps={last['env_steps'] + 1600}", "stop.return_mean=null")
+    assert _dispatch(["evaluate", str(path), "episodes=3"]) == 0
+    assert "return 0.6" in capsys.readouterr().out
+    assert _dispatch(["resume", str(path), f"env_steps={last['env_steps'] + 1600}", "stop.return_mean=null"]) == 0
 
 
 def test_an_algorithm_of_ones_own_trains_resumes_and_evaluates(tmp_path):
