@@ -111,7 +111,7 @@ def test_a_run_looks_at_its_world_model(env, kind, tmp_path):
     words += ["model.depth=2", "++env.kwargs={height: 48, width: 64}"] if kind == "gif" else []
     on, off = tmp_path / "on", tmp_path / "off"
     sinks = ["tensorboard", "mlflow"] if kind == "png" else ["tensorboard"]
-    trained(on, *words, f"logger=[{','.join(sinks)}]", f"runs_root={tmp_path}", "imagine.every=30", *(["logger.mlflow.wait_sec=120"] if kind == "png" else []))
+    trained(on, *words, f"logger=[{','.join(sinks)}]", f"runs_root={tmp_path}", f"imagine.every={30 if kind == 'png' else 'auto'}", *(["logger.mlflow.wait_sec=120"] if kind == "png" else []))
     trained(off, *words, "imagine.every=null")
     assert not (off / "imagined").exists()
     one, other = weights(on), weights(off)
