@@ -12,6 +12,7 @@ from rlrun.cli import _dispatch
 from rlrun.core.batch import Batch
 from rlrun.core.errors import UserError
 from rlrun.core.open_loop import comparable, errors, excerpt
+from rlrun.loggers.imagined import ImagineConfig
 from rlrun.models.world_model import State
 
 
@@ -102,6 +103,18 @@ def test_the_environment_draws_the_imagined_state():
     assert redrawn(GymConfig(name="Acrobot-v1", wrappers=(), **plain)) is None
 
 
+def test_looks_become_rarer_or_stay_as_often():
+    def looks(every, end):
+        at, made = 0, []
+        while (at := ImagineConfig(every=every).after(at)) <= end:
+            made.append(at)
+        return made
+
+    assert looks(30, 100) == [30, 60, 90]
+    often, rare = looks("auto", 1000), looks("auto", 100_000)
+    assert often == rare[: len(often)] and len(often) < 50 and 90 < len(rare) < 100
+
+
 @pytest.mark.parametrize("env, kind", [("CartPole-v1", "png"), ("rlrun/IdentityImage-v0", "gif")])
 def test_a_run_looks_at_its_world_model(env, kind, tmp_path):
     from PIL import Image
@@ -111,7 +124,7 @@ def test_a_run_looks_at_its_world_model(env, kind, tmp_path):
     words += ["model.depth=2", "++env.kwargs={height: 48, width: 64}"] if kind == "gif" else []
     on, off = tmp_path / "on", tmp_path / "off"
     sinks = ["tensorboard", "mlflow"] if kind == "png" else ["tensorboard"]
-    trained(on, *words, f"logger=[{','.join(sinks)}]", f"runs_root={tmp_path}", f"imagine.every={30 if kind == 'png' else 'auto'}", *(["logger.mlflow.wait_sec=120"] if kind == "png" else []))
+    trained(on, *words, f"logger=[{','.join(sinks)}]", f"runs_root={tmp_path}", "imagine.every=30", *(["logger.mlflow.wait_sec=120"] if kind == "png" else []))
     trained(off, *words, "imagine.every=null")
     assert not (off / "imagined").exists()
     one, other = weights(on), weights(off)
