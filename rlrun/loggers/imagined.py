@@ -16,7 +16,7 @@ from rlrun.core.ranges import Count
 from rlrun.core.schedule import Clock
 
 SHOWN = 2  # sequences of a batch that are drawn
-GROWTH = 10  # auto: env steps grow by a tenth between two looks
+GROWTH, LEAST = 10, 100  # auto: env steps grow by a tenth between two looks, and by LEAST at least
 
 Show = Callable[[int, list[Excerpt]], None]  # takes env steps, and the sequences to draw
 
@@ -28,7 +28,7 @@ class ImagineConfig:
     def after(self, at: int) -> int:
         """The env steps of the look after one at `at` env steps."""
         assert self.every is not None
-        return at + max(1, at // GROWTH) if self.every == "auto" else (at // self.every + 1) * self.every
+        return at + max(LEAST, at // GROWTH) if self.every == "auto" else (at // self.every + 1) * self.every
 
 
 class Imagining(Callback):
