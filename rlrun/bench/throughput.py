@@ -50,15 +50,20 @@ FILL_SEC = 600.0  # the longest time that a replay may take to fill, and that a 
 ROWS = 3  # rows with new updates that a measurement needs
 
 
-def measure(config: Typed, seconds: float) -> dict[str, Any]:
-    """Measures the parts and training; returns {bound, reached, ratio, parts, ...}, where rates are env steps/s."""
+def measure(config: Typed, seconds: float, say: Callable[[str], None] = lambda line: None) -> dict[str, Any]:
+    """Measures the parts and training; returns {bound, reached, ratio, parts, ...}, where rates are env steps/s.
+
+    say: told what is measured next, because an update of some algorithms takes a minute on a CPU."""
     keep_freed()
     parts = build(plan(config, measured()))
     torch.set_num_threads(1)
     each = _parts_of(parts)
+    say("measures each part alone")
     before = each.measure()
+    say(f"trains for {seconds:g} s, after at least {ROWS} updates")
     trained = _train(parts, seconds)
     parts.threads.take(1)
+    say("measures each part again")
     after = each.measure()
     rates = {name: statistics.median(before[name] + after[name]) for name in before}
     made = parts.resources

@@ -79,7 +79,7 @@ def main(words: list[str]) -> int:
             f"rlrun benchmark throughput: {values['algo']['name']} on {values['env']['name']}, {seconds:.0f} s",
             flush=True,
         )
-        result = measure(type_config(values), seconds)
+        result = measure(type_config(values), seconds, lambda line: print(f"  {line}", flush=True))
         print(table(result))
         write(result, json_file)
         return 0
