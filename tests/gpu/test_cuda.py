@@ -192,6 +192,17 @@ def test_an_update_from_replay_on_the_gpu_equals_the_cpus(typed, algo):
         torch.testing.assert_close(a, b.cpu(), atol=1e-4, rtol=1e-3)
 
 
+def learn_alike(plain, recorded, rows, atol, rtol):
+    """Both learn from the same rows: their metrics and at the end their weights are the same."""
+    recorded.load_state(plain.state())
+    for batch, clock in zip(rows, clocks(), strict=True):
+        wanted, got = (algorithm.update(batch.to("cuda"), clock) for algorithm in (plain, recorded))
+        for name, value in wanted.metrics.items():
+            torch.testing.assert_close(float(got.metrics[name]), float(value), atol=1e-3, rtol=1e-2, msg=name)
+    for (name, a), b in zip(plain.state_dict().items(), recorded.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, atol=atol, rtol=rtol, msg=name)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_recorded_updates_make_the_weights_of_plain_ones(typed, case):
     from wired import Wired
@@ -206,13 +217,7 @@ def test_recorded_updates_make_the_weights_of_plain_ones(typed, case):
         for graphs in ("false", "true")
     )
     assert plain.ctx.recorder is None and recorded.ctx.recorder is not None
-    recorded.load_state(plain.state())
-    for batch, clock in zip(rows, clocks(), strict=True):
-        wanted, got = (algorithm.update(batch.to("cuda"), clock) for algorithm in (plain, recorded))
-        for name, value in wanted.metrics.items():
-            torch.testing.assert_close(float(got.metrics[name]), float(value), atol=1e-3, rtol=1e-2, msg=name)
-    for (name, a), b in zip(plain.state_dict().items(), recorded.state_dict().values(), strict=True):
-        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3, msg=name)
+    learn_alike(plain, recorded, rows, atol=1e-4, rtol=1e-3)
 
 
 WORLDS = ["dreamer", "dreamerv3"]
@@ -233,13 +238,7 @@ def test_recorded_updates_of_world_models_make_the_weights_of_plain_ones(typed, 
     plain, recorded = (
         Wired(typed(*words, *gpu, f"resources.cuda_graphs={graphs}")).algorithm() for graphs in ("false", "true")
     )
-    recorded.load_state(plain.state())
-    for batch, clock in zip(rows, clocks(), strict=True):
-        wanted, got = (algorithm.update(batch.to("cuda"), clock) for algorithm in (plain, recorded))
-        for name, value in wanted.metrics.items():
-            torch.testing.assert_close(float(got.metrics[name]), float(value), atol=1e-3, rtol=1e-2, msg=name)
-    for (name, a), b in zip(plain.state_dict().items(), recorded.state_dict().values(), strict=True):
-        torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-2, msg=name)
+    learn_alike(plain, recorded, rows, atol=1e-3, rtol=1e-2)
 
 
 @pytest.mark.parametrize("kind", ["local", "batched"])

@@ -76,11 +76,11 @@ def test_recorded_acting_is_plain_acting(typed, case):
 @torch.inference_mode()
 @pytest.mark.parametrize("algo", options("algo"))
 def test_every_policy_acts_as_it_says(typed, algo):
-    """A policy that says that its acting can be recorded reads nothing back, and acts as without a recording."""
+    """A policy that says that its acting can be recorded reads nothing back, and acts as without a recording. Others are
+    not recorded."""
     wiring = Wired(typed(*small(algo, "tiny"), f"env={simple(algo)}", "resources=debug", "logger=[]"))
     policy = wiring.policy_factory(acting=True)()
-    if not policy.recordable("acting"):
-        pytest.skip("acts without recordings")
+    recorded = policy.recordable("acting")
     sampler = wiring.sampler(0)
     sampler.publish(policy, Clock())
     (fragment,) = sampler.take(1)
@@ -101,7 +101,7 @@ def test_every_policy_acts_as_it_says(typed, algo):
         for wanted, got in zip(leaves(made[0]), leaves(made[1]), strict=True):
             torch.testing.assert_close(got, wanted)
     sampler.close()
-    assert tapes.recordings == 1 and tapes.replayed == 2
+    assert (tapes.recordings, tapes.replayed) == ((1, 2) if recorded else (0, 0))
 
 
 def leaves(made):
