@@ -210,6 +210,7 @@ class Dreamer(Algorithm):
             true={name: x.unflatten(0, shape) for name, x in self.decoder.truth(true).items()},
             said={name: x.unflatten(0, shape) for name, x in self.decoder.predicted(flat).items()},
             reward=reward,
+            came=clip_reward(batch.reward, self.cfg.reward_clip),
             go_on=go_on,
             rec=self.decoder.loss(flat, true).unflatten(0, shape),
         )

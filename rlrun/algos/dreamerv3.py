@@ -5,11 +5,13 @@ Three algorithms carry this name. This is the one of 2024, as in the paper's sec
 REINFORCE for all actions. RLlib, SheepRL and NM512's port have that of 2023.
 
 Rows: sequences of replay_context + batch_length - 1 rows and one observation, which begin at any row.
-Recorded: nothing; the state-space model's h is stored at every row, and h of the newest weights is written back.
+Recorded: nothing; the state-space model's h is stored at every row, and the h that an update makes of the rows that it
+learns from is written back.
 Refused: action masks, which nobody could dream of; unbounded actions; options of other networks.
 Differs from the author's code: the policy's choices are mixed with 1% of a uniform distribution, as the paper says;
 z of a sequence's context row is drawn anew from its h, and not stored; learning starts after learning_starts env steps,
-about as many as make 1024 sequences; rows that follow a break of a column are in no mean.
+and not after 1024 sequences; rows that follow a break of a column are in no mean;
+replay.capacity is at most 1,000,000 rows, or 100,000 of images, unless it is set (5,000,000 in the paper).
 Metrics: learn/loss and its parts (rec, rew, con, dyn, rep, policy, value, repval), unweighted means; kl: before free
 nats; prior_entropy, posterior_entropy: means over rows, summed over z; entropy: of the dreamt actions; advantage_abs;
 return_mean, value_mean and reward_mean of dreams; return_scale; continue_mean; grad_norm before clipping; lr;
@@ -125,7 +127,9 @@ class DreamerV3(Algorithm):
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
         actions = ("discrete", "multi_discrete", "multi_binary", "box")
-        return needs_of_sequences(cfg, cfg.rows, cfg.batch_length, actions, new_first=cfg.online_queue)
+        return needs_of_sequences(
+            cfg, cfg.rows, cfg.batch_length, actions, new_first=cfg.online_queue, core_first=cfg.replay_context
+        )
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> DreamerPolicy:
@@ -161,7 +165,7 @@ class DreamerV3(Algorithm):
 
     @recorded
     def learn(self, batch: Batch, clock: Clock) -> Update:
-        """Makes one step of everything that learns, and returns metrics and the new h of the first rows.
+        """Makes one step of everything that learns, and returns metrics and the new h of the rows that it learnt from.
 
         batch has T rows and obs of T + 1; core.deter [1, B, deter] is h at row 0. The L = batch_length rows that are
         learnt from are the last observations, each with the reward and the end that came with it."""
@@ -175,7 +179,7 @@ class DreamerV3(Algorithm):
         last = torch.cat((~before.valid[1:], torch.zeros_like(terminal[:1])))
 
         # The world model (section "World model learning").
-        h, states, posterior = self.follow(batch)
+        states, posterior = self.follow(batch)
         rows = State(*(part.flatten(0, 1) for part in states))  # [L * B, ...]
         seen = rows_of(batch.obs.observation, context)
         prior = self.policy.rssm.prior(rows.h)
@@ -204,11 +208,11 @@ class DreamerV3(Algorithm):
         loss = torch.stack([scale * shares[name] for name, scale in asdict(cfg.loss_scales).items()]).sum()
         steps = self.optimizer.step(loss, clock)
         scale = {"return_scale": (self.returns.ends[1] - self.returns.ends[0]).clamp(min=cfg.return_norm.limit)}
-        return Update(self.report({"loss": loss, **shares}, steps, scale), {"core": Batch(deter=h)})
+        return Update(self.report({"loss": loss, **shares}, steps, scale), {"core": Batch(deter=states.h.detach())})
 
-    def follow(self, batch: Batch) -> tuple[Tensor, State, Tensor]:
-        """Follows the rows of a batch. Returns h of the first T rows [T, B, deter], and of the last L rows the states
-        [L, B, ...] and the posterior's logits [L, B, S]. The context rows before them only make the first state."""
+    def follow(self, batch: Batch) -> tuple[State, Tensor]:
+        """Follows the rows of a batch. Returns the states [L, B, ...] and the posterior's logits [L, B, S] of the last
+        L rows. The context rows before them only make the first state."""
         rssm, context = self.policy.rssm, self.cfg.replay_context
         shape = batch.is_first.shape  # T + 1, B
         uniform = self.ctx.rand((shape[1], shape[0], rssm.stoch)).transpose(0, 1)
@@ -222,13 +226,10 @@ class DreamerV3(Algorithm):
 
         with torch.no_grad():
             state = self.first_state(batch, tokens[0], uniform[0])
-            known = [state.h.unsqueeze(0)]
             if context > 1:
                 states, _ = rows(state, 1, context)
                 state = State(states.h[-1], states.z[-1])
-                known.append(states.h)
-        states, logits = rows(state, context, shape[0])
-        return torch.cat((*known, states.h[:-1].detach())), states, logits
+        return rows(state, context, shape[0])
 
     def encoded(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """What the encoder makes of the observations of a batch [T + 1, B, E], and its flat actions [T, B, A]."""
@@ -266,6 +267,7 @@ class DreamerV3(Algorithm):
             true={name: x.unflatten(0, shape) for name, x in self.decoder.truth(true).items()},
             said={name: x.unflatten(0, shape) for name, x in self.decoder.predicted(flat).items()},
             reward=self.predicted(self.reward, states.features[1:]),
+            came=batch.reward,
             go_on=(go_on / self.cfg.discount).clamp(max=1.0) if self.cfg.contdisc else go_on,
             rec=self.decoder.loss(flat, true).unflatten(0, shape),
         )

@@ -65,6 +65,7 @@ class Needs:
     columns: int  # B of the batch that one update reads
     record: tuple[str, ...] = ()  # policy outputs stored with each row
     core_every: int = 0  # recurrent state is stored every core_every rows; 0: only at row 0 of a fragment
+    core_first: int = 0  # the row of a fragment to which the first recurrent state in Update.writes belongs
     return_discount: float | None = None  # samplers keep moments of returns with this discount, to normalise rewards
     # kinds of action space that the algorithm supports
     actions: tuple[str, ...] = ("discrete", "multi_discrete", "multi_binary", "box", "nested")

@@ -65,6 +65,8 @@ def shown(value: Any) -> str:
 CONTINUOUS = "environments with continuous actions"
 CHOICES = "environments whose actions are choices"
 IMAGES = "environments that show images"
+VECTORS = "environments that show something else than images"
+IMAGE_ENCODERS = "environments that show images, and algorithms without a world model"
 SINGLE_IMAGES = "observations that are one image, read by convolutions, without memory and model.hidden"
 CONVOLUTIONS = "encoders with convolutions"
 OWN_ENCODERS = "an encoder of your own (model.encoder=my_package.module:MyEncoder)"

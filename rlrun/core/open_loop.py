@@ -24,7 +24,8 @@ class OpenLoop(NamedTuple):
     context: int
     true: dict[str, Tensor]  # entries of the observations by name, [T + 1, B, D] or images [T + 1, B, C, H, W]
     said: dict[str, Tensor]  # the same as the model says
-    reward: Tensor  # [T, B] that comes with the observation behind each row
+    reward: Tensor  # [T, B] that the model says to come with the observation behind each row
+    came: Tensor  # [T, B] the true one, as the model learns it
     go_on: Tensor  # [T, B], the probability that the episode does not terminate there
     rec: Tensor  # [T + 1, B], the model's own loss of the observation
 
@@ -59,7 +60,7 @@ def errors(made: OpenLoop, batch: Batch) -> dict[str, Tensor]:
         if row < len(rows) and bool(rows[row].any()):
             here = rows[row]
             found[f"open_loop_rec_{steps}"] = made.rec[row][here].mean()
-            found[f"open_loop_reward_{steps}"] = (made.reward[row - 1] - batch.reward[row - 1])[here].abs().mean()
+            found[f"open_loop_reward_{steps}"] = (made.reward[row - 1] - made.came[row - 1])[here].abs().mean()
     return found
 
 
@@ -82,7 +83,7 @@ def excerpt(made: OpenLoop, batch: Batch, column: int, count: int | None = None)
         np.arange(length) < made.context,
         {name: cut(values) for name, values in made.true.items()},
         {name: cut(values) for name, values in made.said.items()},
-        came(batch.reward, made.reward),
+        came(made.came, made.reward),
         came(~batch.terminated, made.go_on),
     )
 

@@ -95,11 +95,7 @@ class DataRows:
         for number, shelf in enumerate(self.shelves):
             mine = (key % len(self.shelves) == number).nonzero().squeeze(1)
             if len(mine):
-                part = {
-                    name: value.index_select(value.ndim - 1 if name == "priority" else 1, mine.to(value.device))
-                    for name, value in fields.items()
-                }
-                shelf.write(key[mine] // len(self.shelves), **part)
+                shelf.write(key[mine] // len(self.shelves), **{name: _columns(x, mine) for name, x in fields.items()})
 
     # -- saving: the run keeps this by name (core/learners.Kept) -------------------------------------------------------
 
@@ -124,6 +120,14 @@ class DataRows:
             shelf.close()
 
 
+def _columns(value: Tensor | Batch, which: Tensor | slice) -> Any:
+    """Of what an update writes, a priority [B] or rows [R, B, ...], the part for some fragments."""
+    if isinstance(value, Batch):
+        return value.map(lambda x: _columns(x, which))
+    index = which.to(value.device) if isinstance(which, Tensor) else which
+    return value[index] if value.ndim == 1 else value[:, index]
+
+
 class WithData:
     """A replay of experience and data, of which every batch has a part."""
 
@@ -146,11 +150,5 @@ class WithData:
     def write(self, key: Tensor, /, **fields: Tensor | Batch) -> None:
         """Writes what an update computed for drawn fragments, such as priorities."""
         own = len(key) - self.columns
-
-        def part(value: Any, columns: slice) -> Any:
-            if isinstance(value, Batch):
-                return value.map(lambda x: part(x, columns))
-            return value[..., columns] if value.ndim == 1 else value[:, columns]
-
-        self.replay.write(key[:own], **{name: part(value, slice(0, own)) for name, value in fields.items()})
-        self.data.write(key[own:], **{name: part(value, slice(own, None)) for name, value in fields.items()})
+        for target, which in ((self.replay, slice(0, own)), (self.data, slice(own, None))):
+            target.write(key[which], **{name: _columns(value, which) for name, value in fields.items()})

@@ -8,13 +8,13 @@ from rlrun.core.algorithm import FromReplay, Needs
 
 
 def needs_of_sequences(
-    cfg: Any, rows: int, rows_learnt: int, actions: tuple[str, ...], new_first: bool = False
+    cfg: Any, rows: int, rows_learnt: int, actions: tuple[str, ...], new_first: bool = False, core_first: int = 0
 ) -> Needs:
     """Batches of cfg.batch_size sequences that begin at any row, also at an end, with all observations. Recurrent state
     is stored at every row.
 
     Args: cfg, an algorithm's options; rows of a sequence, of which rows_learnt count for cfg.train_ratio; actions, the
-    kinds of action space; new_first, see FromReplay."""
+    kinds of action space; new_first, see FromReplay; core_first, see Needs."""
     sequences = FromReplay(
         fragment_length=cfg.fragment_length,
         num_envs=cfg.num_envs,
@@ -27,4 +27,12 @@ def needs_of_sequences(
         new_first=new_first,
         priorities=False,
     )
-    return Needs(rows=rows, columns=cfg.batch_size, core_every=1, actions=actions, low_precision=True, replay=sequences)
+    return Needs(
+        rows=rows,
+        columns=cfg.batch_size,
+        core_every=1,
+        core_first=core_first,
+        actions=actions,
+        low_precision=True,
+        replay=sequences,
+    )

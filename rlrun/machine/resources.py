@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import torch
 
-from rlrun.core.conditions import IMAGES, OnlyFor
+from rlrun.core.conditions import IMAGE_ENCODERS, OnlyFor
 from rlrun.core.ranges import Count, NotNegative, Positive
 from rlrun.machine.nodes import RayConfig
 
@@ -29,7 +29,7 @@ class ResourcesConfig:
     learner_threads: Literal["auto"] | Annotated[int, Count]
     cuda_graphs: bool
     tapes: bool
-    compile: Annotated[bool, OnlyFor(IMAGES)]
+    compile: Annotated[bool, OnlyFor(IMAGE_ENCODERS)]
     exact: bool
     restarts: Annotated[int, NotNegative]
     restart_window_sec: Annotated[float, Positive]

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlrun.core.batch import Batch
-from rlrun.core.conditions import CONTINUOUS, IMAGES, OnlyFor, OnlyWith
+from rlrun.core.conditions import CONTINUOUS, IMAGES, VECTORS, OnlyFor, OnlyWith
 from rlrun.core.errors import UserError
 from rlrun.core.ranges import Count, NotNegative, Positive
 from rlrun.models.encoders import ACTIVATIONS, flat_size
@@ -43,8 +43,8 @@ class GaussianWorldModelConfig(OwnNetworks):
     hidden: Annotated[int, Count]
     units: Annotated[int, Count]
     depth: Annotated[Annotated[int, Count], OnlyFor(IMAGES)]
-    encoder_layers: Annotated[int, Count]
-    decoder_layers: Annotated[int, Count]
+    encoder_layers: Annotated[int, Count, OnlyFor(VECTORS)]
+    decoder_layers: Annotated[int, Count, OnlyFor(VECTORS)]
     reward_layers: Annotated[int, Count]
     continue_layers: Annotated[int, Count, OnlyWith("algo.continuation")]
     value_layers: Annotated[int, Count]

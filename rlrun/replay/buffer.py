@@ -20,7 +20,7 @@ from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.reuse import Courier
 from rlrun.dataflow.slots import Fragment
-from rlrun.replay.layout import Layout, PrioritizedReplayConfig, ReplayConfig
+from rlrun.replay.layout import Layout, PrioritizedReplayConfig, ReplayConfig, saved_with
 from rlrun.replay.outcomes import Outcomes
 from rlrun.replay.rings import rings
 from rlrun.replay.rows_file import RowsFile
@@ -364,8 +364,9 @@ class Replay:
 
         Fragments that have been overwritten are skipped. priority [B] are the new priorities. `fields` are new values
         [R, B, ...] of fields that the policy recorded, by name, for the first R rows of each fragment; for `core`, for
-        the first R rows at which state is stored. If two fragments share a row, the later one's values are kept. Raises
-        KeyError for a name that is not recorded, and RunFailed when a priority is negative or not finite.
+        R rows at which state is stored, from Needs.core_first on, to the row of the last observation at most. If two
+        fragments share a row, the later one's values are kept. Raises KeyError for a name that is not recorded, and
+        RunFailed when a priority is negative or not finite.
         """
         self.layout.refuse_unknown(fields)
         keys = key.cpu().numpy()
@@ -388,10 +389,14 @@ class Replay:
     def _write_fields(self, column: np.ndarray, row: np.ndarray, fields: Batch) -> None:
         """Writes leaves [R, N, ...] into fragments that begin at column [N], row [N]."""
         for name, values in fields.items():
-            every = self.layout.core_every if name == "core" else 1  # distance in rows between stored values
+            core = name == "core"
+            every = self.layout.core_every if core else 1  # distance in rows between stored values
             count = len(values if isinstance(values, Tensor) else next(values.leaves()))
-            assert 0 < count <= -(-self.layout.rows // every), f"{name} has more rows than a fragment"
-            spot = (row + every * np.arange(count)[:, None]) % self.length // every  # [R, N]
+            offsets = (self.layout.core_first if core else 0) + every * np.arange(count)[:, None]
+            # The row of the last observation may not be complete yet. Then it has a place, and core is written again
+            # when it arrives.
+            assert 0 < count and offsets[-1] < self.layout.rows + core, f"{name} has more rows than a fragment"
+            spot = (row + offsets) % self.length // every  # [R, N]
             put(
                 self.core if name == "core" else self.tree[name],
                 torch.from_numpy(column * (self.length // every) + spot),
@@ -408,9 +413,7 @@ class Replay:
     @property
     def saved(self) -> bool:
         """Whether checkpoints hold the rows."""
-        if self.cfg.checkpoint == "auto":
-            return self.layout.bytes <= self.cfg.checkpoint_max_gb * 1e9
-        return bool(self.cfg.checkpoint)
+        return saved_with(self.layout, self.cfg, len(self))
 
     def state(self) -> dict:
         """Returns the counters and the generator's state. save_rows() saves the rows."""

@@ -74,6 +74,7 @@ class Layout:
     reward: Field = SCALAR_REWARD  # EnvSpec.reward_row
     outcomes: float | None = None  # FromReplay.outcomes
     drawn: str | None = None  # FromReplay.drawn
+    core_first: int = 0  # Needs.core_first
 
     @property
     def columns(self) -> int:
@@ -103,6 +104,19 @@ class Layout:
         frames = ("obs", "observation") if self.stack > 1 else None
         core = row_bytes(self.core, None, 1) // self.core_every if self.core else 0
         return self.columns * self.rows_per_column * (row_bytes(self.stored, frames, self.stack) + core)
+
+
+def saved_with(layout: Layout, cfg: ReplayConfig, rows: int) -> bool:
+    """Returns whether checkpoints hold the rows of a replay that has so many of them."""
+    if cfg.checkpoint == "auto":
+        return filled_bytes(layout, rows) <= cfg.checkpoint_max_gb * 1e9
+    return bool(cfg.checkpoint)
+
+
+def filled_bytes(layout: Layout, rows: int) -> int:
+    """Returns the bytes of so many rows, at most those of the whole ring."""
+    ring = layout.columns * layout.rows_per_column
+    return layout.bytes * min(rows, ring) // ring
 
 
 def memory_needed(layout: Layout, cfg: ReplayConfig, device: torch.device) -> int:

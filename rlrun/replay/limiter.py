@@ -10,9 +10,9 @@ SLACK = 4  # number of updates that the learner may be behind, where samplers do
 class Limiter:
     """Allows `ratio` rows to be learnt from per inserted row, once `starts` env steps have been inserted.
 
-    So an update of `batch` rows needs batch / ratio env steps. Rows inserted before `starts` do not count, so that
-    learning does not begin with a burst of updates. With ratio None, rows may always be inserted, and always be learnt
-    from once `starts` env steps are there.
+    So an update of `batch` rows needs batch / ratio env steps. Rows inserted before `starts` do not count, nor those
+    that come before anything can be drawn, so that learning does not begin with a burst of updates. With ratio None,
+    rows may always be inserted, and always be learnt from once `starts` env steps are there.
     """
 
     def __init__(self, starts: int, ratio: float | None, batch: int):
@@ -20,10 +20,12 @@ class Limiter:
         self.came = 0  # env steps inserted into this replay
         self.credit = 0.0  # number of rows that may be learnt from now
 
-    def inserted(self, env_steps: int) -> None:
+    def inserted(self, env_steps: int, drawable: bool = True) -> None:
+        """drawable: whether the replay has something to draw."""
         before = max(self.came, self.starts)
         self.came += env_steps
-        self.credit += (self.ratio or 0.0) * max(0, self.came - before)
+        if drawable:
+            self.credit += (self.ratio or 0.0) * max(0, self.came - before)
 
     @property
     def due(self) -> bool:

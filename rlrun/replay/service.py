@@ -28,7 +28,7 @@ from rlrun.dataflow.slots import Fragment, Header, Slots
 from rlrun.dataflow.stores import FragmentStore, Key
 from rlrun.dataflow.workers import READY, Worker, Workers
 from rlrun.replay.buffer import FirstPriority, Replay
-from rlrun.replay.layout import Layout, ReplayConfig
+from rlrun.replay.layout import Layout, ReplayConfig, saved_with
 
 PREFETCHED = 2  # number of batches that a shard has ready or is drawing
 AHEAD = 2  # number of batches by which a shard may exceed its share while others are late
@@ -215,11 +215,7 @@ class ShardedReplay:
 
     @property
     def saved(self) -> bool:
-        return (
-            self.layout.bytes <= self.cfg.checkpoint_max_gb * 1e9
-            if self.cfg.checkpoint == "auto"
-            else bool(self.cfg.checkpoint)
-        )
+        return saved_with(self.layout, self.cfg, self.starts * self.layout.starts_every)
 
     def save_rows(self, folder: Path) -> None:
         self.finish_writes()

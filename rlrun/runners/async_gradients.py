@@ -418,7 +418,7 @@ def _learn_from_replay(
         sampler.publish(algorithm.policy, clock)
         (fragment,) = sampler.take(1)
         stored.add(fragment)
-        limiter.inserted(fragment.header.env_steps)
+        limiter.inserted(fragment.header.env_steps, stored.starts > 0)
         told.headers.append(fragment.header)
         told.moments.append(plain(algorithm.policy.moments(fragment.batch)))
         sampler.free([fragment])

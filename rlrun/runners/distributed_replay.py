@@ -120,7 +120,7 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
                 heard = time.monotonic()
                 with job.timers("insert"):
                     steps = job.collected(feed.absorbed())
-                limiter.inserted(steps)
+                limiter.inserted(steps, replay.starts > 0)
                 clock = clock.after(env_steps=steps)
             if limiter.came >= limiter.starts:
                 replay.draw(clock)

@@ -54,7 +54,18 @@ def _batch(plan: Plan) -> str:
     rounds = ""
     if needs.tasks is not None:
         rounds = f", in {needs.tasks.rounds} rounds of {needs.tasks.count} tasks"
-    return f"an update learns from {needs.columns} columns x {needs.rows} rows{each}{rounds}"
+    return f"an update learns from {needs.columns} columns x {needs.rows} rows{each}{rounds}{_pace(plan)}"
+
+
+def _pace(plan: Plan) -> str:
+    """How many env steps pass between updates that learn from a replay."""
+    asked, runner = plan.needs.replay, plan.config.runner
+    if asked is None or runner.name == "offline" or not asked.ratio or getattr(runner, "pace", "ratio") == "free":
+        return ""
+    learnt = plan.needs.columns * asked.rows_learnt
+    if asked.ratio > learnt:
+        return f"; {asked.ratio / learnt:g} updates for each env step"
+    return f"; an update every {learnt / asked.ratio:g} env steps"
 
 
 def _spaces(spec: EnvSpec, policies: Mapping[str, tuple[int, ...]]) -> str:

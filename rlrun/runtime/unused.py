@@ -18,6 +18,7 @@ from rlrun.envs.recorded import RecordedConfig
 from rlrun.models.encoders import MLP, Behind, ImageEncoder, NatureCNN, Parts
 from rlrun.models.heads import QHead
 from rlrun.models.model import is_convolutional
+from rlrun.models.observations import entries_of
 from rlrun.runtime.plan import Plan
 
 
@@ -99,6 +100,8 @@ KINDS: dict[str, Callable[[Plan], bool]] = {
         isinstance(part, Discrete | MultiDiscrete) for _, part in leaves(plan.spec.action)
     ),
     conditions.IMAGES: lambda plan: plan.spec.image,
+    conditions.VECTORS: lambda plan: bool(entries_of(plan.spec).vectors),
+    conditions.IMAGE_ENCODERS: lambda plan: plan.spec.image and not plan.config.algorithm.has_world_model,
     conditions.SINGLE_IMAGES: _single_images,
     conditions.CONVOLUTIONS: lambda plan: is_convolutional(plan.spec, plan.config.run.model),
     conditions.OWN_ENCODERS: lambda plan: is_path(plan.config.run.model.encoder),

@@ -421,3 +421,6 @@ def test_open_loop_predictions_by_hand(typed):
             if t < 20:
                 memory = Batch(deter=policy.after(state, batch.action[t]))
     torch.testing.assert_close(said.true["observation"], batch.obs.observation)
+    assert torch.equal(said.came, batch.reward)
+    made, (batch,) = begun(typed, "algo.batch_length=20", "algo.reward_clip=sign")
+    assert torch.equal(made.open_loop(batch, 5, torch.Generator()).came, batch.reward.sign()), "as it is learnt"

@@ -144,11 +144,10 @@ def test_acting_follows_rows_as_learning_does(typed):
     draw = made.ctx.rand
     made.ctx = type("Ctx", (), {"rand": lambda self, shape: uniform.append(draw(shape)) or uniform[-1]})()
     with torch.no_grad():
-        h, states, _ = made.follow(batch)
+        states, _ = made.follow(batch)
         state = Batch(deter=batch.core.deter[0])
         for t in range(20):
             now, chances = policy.believed(batch.obs[t], batch.is_first[t], state)
-            torch.testing.assert_close(now, h[t], atol=1e-4, rtol=1e-4)
             z = policy.rssm.draw(chances, uniform[0][:, t])
             if t:
                 torch.testing.assert_close(now, states.h[t - 1], atol=1e-4, rtol=1e-4)
@@ -261,16 +260,18 @@ def test_latents_go_back_to_the_rows_that_they_came_from(typed):
         (fragment,) = sampler.take(1)
         replay.add(fragment)
         sampler.free([fragment])
-    batch = replay.sample(4, Clock())
+    batch, before = replay.sample(4, Clock()), replay.core["deter"].values.clone()
     update = made.update(batch, Clock())
     (h,) = update.writes["core"].leaves()
-    assert h.shape == (5, 4, 16)
+    assert h.shape == (5, 4, 16)  # of rows 1 to 5, behind the one of context
     replay.write(batch.key, **update.writes)
     stored = replay.core["deter"].values  # [columns, rows, deter]
     column, row = batch.key % replay.layout.columns, batch.key // replay.layout.columns
-    later = {(int(c), int(r) + t): (t, b) for b, (c, r) in enumerate(zip(column, row, strict=True)) for t in range(5)}
+    later = {(int(c), int(r) + 1 + t): (t, b) for b, (c, r) in enumerate(zip(column, row, strict=True)) for t in range(5)}
     for (c, r), (t, b) in later.items():
         assert torch.equal(stored[c, r % replay.length], h[t, b].half())
+    for c, r in {(int(c), int(r)) for c, r in zip(column, row, strict=True)} - set(later):
+        assert torch.equal(stored[c, r % replay.length], before[c, r % replay.length]), "context is only read"
 
 
 def trained(folder, *words):
@@ -319,6 +320,9 @@ def test_samplers_in_processes_feed_the_replay(tmp_path):
     (["env=CartPole-v1", "algo.train_ratio=0"], "algo.train_ratio must be positive"),
     (["env=CartPole-v1", "model.size=size3m"], "model.size must be one of size1m"),
     (["env=CartPole-v1", "model.deter=100"], "deter 100 must be a multiple of blocks 8"),
+    (["env=Pong", "model.depth=3"], "= 12 channels in model.blocks=8 parts"),
+    (["env=Pong", "model.encoder_layers=5"], "model.encoder_layers=5 does nothing in this run"),
+    (["env=Pong", "resources.compile=true"], "resources.compile=true does nothing in this run"),
     (["env=CartPole-v1", "algo.learning_starts=10"], "learning_starts 10 is below the 64 rows"),
     (["env=CartPole-v1", "model.hidden_sizes=[8]"], "model.hidden_sizes"),
     (["env=CartPole-v1", "model=mlp"], "model=world_model"),
@@ -368,7 +372,7 @@ def test_a_world_model_of_a_chain_learns_it(typed):
         reward=(rows[:16] == 4).float(), terminated=rows[:16] == 4, valid=rows[:16] != 5,
     )  # fmt: skip
     with torch.no_grad():
-        _, states, _ = made.follow(batch)
+        states, _ = made.follow(batch)
         known = rows[1:17] != 99
         known[: 6] = False  # the first rows do not know where they are yet
         flat = State(*(x.flatten(0, 1) for x in states))
@@ -378,10 +382,10 @@ def test_a_world_model_of_a_chain_learns_it(typed):
         seen = made.decoder(flat)["observation"].view(*known.shape, 6)
         place = rows[1:17]
         end = place == 5
-        assert (reward - end.float())[known].abs().max() < 0.05
-        assert (go_on - torch.where(end, 0.0, 0.9))[known].abs().max() < 0.05
+        assert (reward - end.float())[known].abs().mean() < 0.01
+        assert (go_on - torch.where(end, 0.0, 0.9))[known].abs().mean() < 0.01
         wanted = symlog(torch.nn.functional.one_hot(place, 6).float())
-        assert (seen - wanted)[known].abs().max() < 0.15
+        assert (seen - wanted)[known].abs().mean() < 0.05
         true = torch.where(end, 0.0, 0.9 ** (4.0 - place.float()))
         inside = known & ~end
         assert (value - true)[inside].abs().mean() < 0.1

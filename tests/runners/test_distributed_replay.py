@@ -238,6 +238,11 @@ def test_the_limiter_keeps_the_ratio_and_lets_nobody_run_away(tmp_path):
     assert not again.due, "without rows there is nothing to learn from yet"
     assert again.load(limiter.state(), tmp_path) is None
     assert again.due
+    early = Limiter(starts=100, ratio=2.0, batch=10)
+    early.inserted(200, drawable=False)
+    assert not early.due, "no burst of updates once there is something to draw"
+    early.inserted(5)
+    assert early.due
 
 
 def test_an_environment_that_hangs_is_noticed_while_batches_wait(typed, tmp_path):
