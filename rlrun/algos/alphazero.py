@@ -64,6 +64,13 @@ class Config(ActingConfig):
     symmetries: bool
     ranked: RankedConfig
 
+    def __post_init__(self):
+        if self.ranked.enabled and self.search.discount != 1.0:
+            raise ValueError(
+                f"search.discount {self.search.discount:g} must be 1 with ranked rewards: an episode is won or lost as"
+                " a whole, however far away its end is"
+            )
+
 
 class AlphaZero(Algorithm):
     cfg: Config

@@ -63,8 +63,9 @@ class SimpleBandit(Bandit):
 
 
 class LinearBandit(Bandit):
-    """RLlib's LinearDiscreteEnv: every arm pays the inner product of the context with a unit vector of its own, which
-    the seed draws. Contexts are normal with deviation 1/3."""
+    """RLlib's LinearDiscreteEnv: every arm pays the inner product of the context with a unit vector of its own. `world`
+    is the seed of these vectors, so that all processes, evaluations and resumed runs have the same arms. Contexts are
+    normal with deviation 1/3."""
 
     def __init__(
         self,
@@ -73,19 +74,19 @@ class LinearBandit(Bandit):
         num_arms: int = 4,
         length: int = 1,
         noise: float = 0.01,
+        world: int = 0,
         max_episode_steps: int | None = None,
     ):
         if feature_dim < 1 or num_arms < 1:
             raise ValueError(f"feature_dim={feature_dim} and num_arms={num_arms} must be at least 1")
         self.feature_dim, self.num_arms = feature_dim, num_arms
+        drawn = np.random.default_rng(world).uniform(-1.0, 1.0, (num_arms, feature_dim))
+        self.weights = unit_vectors(drawn)
         super().__init__(num_envs, length, noise, max_episode_steps)
 
     def spaces(self) -> tuple[gymnasium.Space, gymnasium.Space]:
         spaces = gymnasium.spaces
         return spaces.Box(-np.inf, np.inf, (self.feature_dim,), np.float32), spaces.Discrete(self.num_arms)
-
-    def made(self) -> None:
-        self.weights = unit_vectors(self.rng.uniform(-1.0, 1.0, (self.num_arms, self.feature_dim)))
 
     def context(self) -> None:
         self.seen = self.rng.normal(0.0, 1.0 / 3.0, (self.num_envs, self.feature_dim)).astype(np.float32)
@@ -139,7 +140,8 @@ class WheelBandit(Bandit):
 class ParametricItems(Bandit):
     """RLlib's ParametricItemRecoEnv: every step shows `num_candidates` of `num_items` items, whose rewards are inner
     products with the taste of one of `num_users` users. The agent sees the items' vectors [C, E] as `items` and who the
-    user is as `user`, but no taste. The seed draws items and tastes, which are unit vectors."""
+    user is as `user`, but no taste. Items and tastes are unit vectors, of which `world` is the seed, so that all
+    processes, evaluations and resumed runs have the same."""
 
     def __init__(
         self,
@@ -150,6 +152,7 @@ class ParametricItems(Bandit):
         feature_dim: int = 16,
         length: int = 1,
         noise: float = 0.1,
+        world: int = 0,
         max_episode_steps: int | None = None,
     ):
         if not 1 <= num_candidates <= num_items or num_users < 1 or feature_dim < 1:
@@ -159,6 +162,9 @@ class ParametricItems(Bandit):
             )
         self.num_items, self.num_candidates, self.num_users = num_items, num_candidates, num_users
         self.feature_dim = feature_dim
+        rng = np.random.default_rng(world)
+        self.items = unit_vectors(rng.normal(size=(num_items, feature_dim))).astype(np.float32)
+        self.tastes = unit_vectors(rng.normal(size=(num_users, feature_dim)))
         super().__init__(num_envs, length, noise, max_episode_steps)
 
     def spaces(self) -> tuple[gymnasium.Space, gymnasium.Space]:
@@ -166,10 +172,6 @@ class ParametricItems(Bandit):
         items = spaces.Box(-1.0, 1.0, (self.num_candidates, self.feature_dim), np.float32)
         shown = spaces.Dict({"items": items, "user": spaces.Discrete(self.num_users)})
         return shown, spaces.Discrete(self.num_candidates)
-
-    def made(self) -> None:
-        self.items = unit_vectors(self.rng.normal(size=(self.num_items, self.feature_dim))).astype(np.float32)
-        self.tastes = unit_vectors(self.rng.normal(size=(self.num_users, self.feature_dim)))
 
     def context(self) -> None:
         order = self.rng.random((self.num_envs, self.num_items)).argsort(1)[:, : self.num_candidates]

@@ -55,13 +55,9 @@ class Batched(gymnasium.vector.VectorEnv):
     def reset(self, *, seed: int | list[int] | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict]:  # type: ignore[override]
         if seed is not None or getattr(self, "rng", None) is None:
             self.rng = np.random.default_rng(seed)
-            self.made()
         self.over[:], self.steps[:] = False, 0
         self.begin(np.ones(self.num_envs, dtype=bool))
         return self.observe(), {}
-
-    def made(self) -> None:
-        """Draws what all episodes of these environments share, from self.rng."""
 
     def step(self, action: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict]:
         began = self.over

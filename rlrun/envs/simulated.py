@@ -13,7 +13,7 @@ import numpy as np
 
 from rlrun.core.env import Rows, Step, VectorEnv, map_rows
 from rlrun.core.errors import UserError, told
-from rlrun.core.games import BEHIND, STATE, GameSpec, Moved, Simulator, random_returns
+from rlrun.core.games import BEHIND, STATE, GameSpec, Moved, Simulator, random_legal, random_returns
 from rlrun.core.specs import Box, Discrete, EnvSpec
 from rlrun.envs import gym
 from rlrun.envs.agent_games import AgentsConfig, TurnsGame, make_game
@@ -22,6 +22,7 @@ from rlrun.envs.gym import GymConfig, GymEnv
 from rlrun.envs.gym_spaces import to_rows
 
 MAKER = f"{__name__}:simulator_of"
+SIMULATOR = ("players", "actions", "size", "dtype", "start", "observe", "step", "paid", "known", "forget", "symmetries")
 NEEDS = (
     "algorithms that search try moves before they make one, which takes one of rlrun's games (CartPoleSparse-v0,"
     " Knapsack-v0, TicTacToe-v0, ConnectFour-v0), a game for two of yours (a BoardEnv with a simulator), or a Gymnasium"
@@ -37,6 +38,8 @@ def with_game(spec: EnvSpec, cfg: Any) -> EnvSpec:
     if not isinstance(spec.action, Discrete) or spec.action.n != game.actions:
         raise UserError(f"algorithms that search choose one of several actions; {spec.name} has {spec.action}")
     _check_rewards(game, spec.name)
+    if not isinstance(game, CopiedGame):
+        _check_pure(game, spec.name)
     copies = isinstance(game, CopiedGame)
     if isinstance(game, CopiedGame):
         check_restores(game, cfg.name)
@@ -87,6 +90,26 @@ def _check_rewards(game: Simulator, name: str) -> None:
         )
 
 
+def _check_pure(game: Simulator, name: str) -> None:
+    """Raises UserError unless a step depends on its arguments alone and leaves them as they are."""
+    rng = np.random.default_rng(0)
+    state = game.start(rng, 16)
+    for _ in range(8):
+        moves = random_legal(game.observe(state), game.actions, rng)
+        before = state.copy()
+        made, again = game.step(state, moves), game.step(state, moves)
+        if not np.array_equal(state, before):
+            raise UserError(f"the simulator of {name} changes the states that step() is given: let it make new ones")
+        if not all(np.array_equal(a, b) for a, b in zip(made, again, strict=True)):
+            raise UserError(
+                f"the simulator of {name} makes other states of the same states and actions: a search tries moves again"
+                " and again, so that step() may draw no random numbers (put what it needs of them into the state)"
+            )
+        state = made.state[~made.over]
+        if not len(state):
+            return
+
+
 def simulator_of(cfg: Any, limited: bool = True) -> Simulator:
     """Makes the simulator of an environment. limited: as in GameSpec.make. Raises UserError if it has none."""
     if isinstance(cfg, AgentsConfig):
@@ -100,14 +123,25 @@ def simulator_of(cfg: Any, limited: bool = True) -> Simulator:
             game.close()
     env = gym.make_one(cfg)
     simulator = getattr(env.unwrapped, "simulator", None)
-    if simulator is not None:
+    if _is_simulator(simulator):
         env.close()
+        if cfg.max_episode_steps is not None:
+            raise UserError(
+                f"env.max_episode_steps={cfg.max_episode_steps}: the simulator of {cfg.name} does not know this limit,"
+                " so that a search would look beyond it: leave it null, and give the environment its own limit"
+                " (env.kwargs.max_steps=N for CartPoleSparse-v0)"
+            )
         return simulator
     missing = [name for name in ("get_state", "set_state") if not callable(getattr(env.unwrapped, name, None))]
     if missing:
         env.close()
         raise UserError(f"env={cfg.name} has no {' and no '.join(missing)}: {NEEDS}")
     return CopiedGame(cfg, env, limited)
+
+
+def _is_simulator(thing: Any) -> bool:
+    """Whether it has what core/games.py asks of a simulator; a physics engine of the same name has not."""
+    return thing is not None and all(hasattr(thing, name) for name in SIMULATOR)
 
 
 # -- environments with get_state and set_state -------------------------------------------------------------------------

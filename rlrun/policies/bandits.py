@@ -175,7 +175,9 @@ class BanditPolicy(FiltersObservations, Policy):
         self.spec, self.explorer, self.rule, self.scale, self.pulls = spec, explorer, rule, scale, pulls
         self.arms = arms_of(spec, items, click)
         if pulls and self.arms.items is not None:
-            raise UserError("algo.initial_pulls is for arms with weights of their own, and algo.items describes arms")
+            raise UserError(
+                "algo.initial_pulls is for arms with weights of their own, and algo.items describes arms: set it to 0"
+            )
         self.filter = model.filter(spec)
         self.features = Features(self.arms, model, products, intercept, net)
         count, size = 1 if self.arms.items is not None else self.arms.count, self.features.size

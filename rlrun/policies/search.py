@@ -28,10 +28,10 @@ class SearchConfig:
 
     simulations: Annotated[int, NotNegative]
     root: Literal["puct", "gumbel"]
-    puct: Annotated[float, NotNegative]
-    puct_base: Annotated[float, NotNegative]
-    unvisited: Literal["parent", "zero", "minimum"]
-    normalize: Literal["auto", "siblings", "none"]
+    puct: Annotated[float, NotNegative, OnlyWith("root", "puct")]
+    puct_base: Annotated[float, NotNegative, OnlyWith("root", "puct")]
+    unvisited: Annotated[Literal["parent", "zero", "minimum"], OnlyWith("root", "puct")]
+    normalize: Annotated[Literal["auto", "siblings", "none"], OnlyWith("root", "puct")]
     dirichlet_alpha: Annotated[float, Positive, OnlyWith("root", "puct")]
     dirichlet_share: Annotated[float, Share, OnlyWith("root", "puct")]
     min_depth: Annotated[int, NotNegative]
@@ -40,6 +40,10 @@ class SearchConfig:
     value_scale: Annotated[float, Positive, OnlyWith("root", "gumbel")]
     visit_offset: Annotated[float, NotNegative, OnlyWith("root", "gumbel")]
     discount: Annotated[float, PositiveShare]
+
+    def __post_init__(self):
+        if self.root == "gumbel" and self.min_depth == 1:
+            raise ValueError("min_depth 1 does nothing with root=gumbel, which chooses the moves at the root by itself")
 
 
 class Leaf(NamedTuple):

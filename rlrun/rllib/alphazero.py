@@ -5,6 +5,7 @@ from __future__ import annotations
 from rlrun.rllib.translation import SEARCHING, Translation
 from rlrun.rllib.yaml_files import rounded
 
+SPARSE = "CartPoleSparse-v0"
 MCTS, RANKED, BUFFER = "mcts_config", "ranked_rewards", "replay_buffer_config"
 DENSE = "RLlib's DenseModel: a layer of 256 with ReLU for both heads"
 LENGTHS = ("rollout_fragment_length", "sample_batch_size")
@@ -17,6 +18,8 @@ def alphazero(one: Translation) -> None:
         return
     _rows(one)
     _search(one)
+    if one.made.env == SPARSE and one.given.get("horizon"):
+        one.set("env.kwargs", {"max_steps": int(one.given["horizon"])}, "horizon", why="the search sees this limit")
     _ranked(one)
     if _dense(one):
         one.say("model.custom_model", "mapped", "model.hidden=[256]", DENSE)

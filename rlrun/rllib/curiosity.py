@@ -81,9 +81,12 @@ def _re3(one: Translation, left: dict[str, Any], say: Any) -> None:
     given = one.curious
     for name, ours in RE3_NAMES.items():
         key = f"{GROUP}.{name}"
-        value = left.pop(key, RE3_DEFAULTS[name])
-        if one.set(f"algo.{ours}", value):
-            say(key, value, "mapped", f"algo.{ours}={flow(value)}", given=key in given)
+        value, why = left.pop(key, RE3_DEFAULTS[name]), ""
+        made = value
+        if name == "k_nn" and isinstance(value, int):
+            made, why = max(1, value - 1), "in RLlib a row is its own first neighbour"
+        if one.set(f"algo.{ours}", made):
+            say(key, value, "mapped", f"algo.{ours}={flow(made)}", why, key in given)
         else:
             say(key, value, "not mapped", why=f"algo.{ours} cannot have this value")
     beta, rho, kind = (left.pop(f"{GROUP}.{name}", RE3_DEFAULTS[name]) for name in ("beta", "rho", "beta_schedule"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from rlrun.core.errors import UserError
 from rlrun.rllib.q_learning import epsilon_schedule, from_replay
 from rlrun.rllib.translation import Translation
 from rlrun.rllib.yaml_files import Line, flow
@@ -53,11 +54,12 @@ def world_options(one: Translation, kwargs: dict[str, Any]) -> None:
             lost.append(key)
     why = "; ".join(SAME[key][1] for key in inside if key in SAME and key not in known and SAME[key][1])
     if kwargs:
-        became = f"env.kwargs={flow(made)}" if made else ""
-        if lost:
-            why = f"{', '.join(lost)}: {one.made.env} has no such option"
-        how = "not mapped" if lost and not made else "mapped" if made else "dropped"
-        one.made.lines.append(Line("env_config", kwargs, how, became, why or ("" if made else "RLlib's defaults")))  # type: ignore[arg-type]
+        became, how = (f"env.kwargs={flow(made)}", "mapped") if made else ("", "dropped")
+        if made or not lost:
+            one.made.lines.append(Line("env_config", kwargs, how, became, why or ("" if made else "RLlib's defaults")))  # type: ignore[arg-type]
+        for key in lost:
+            why = f"{one.made.env} has no such option"
+            one.made.lines.append(Line(f"env_config.{key}", inside[key], "not mapped", "", why))
 
 
 def _bandit_form(one: Translation, key: str) -> bool:
@@ -67,6 +69,11 @@ def _bandit_form(one: Translation, key: str) -> bool:
 def slates(one: Translation) -> None:
     """Sets what SlateQ and the bandits have."""
     if one.core == "slateq":
+        if one.made.env == ITEMS:
+            raise UserError(
+                "SlateQ on ParametricItemRecoEnv: rlrun's ParametricItems-v0 is a bandit whose action is one item, and"
+                " not a slate; SlateQ runs on InterestEvolution-v0, InterestExploration-v0 and LongTermSatisfaction-v0"
+            )
         of_slateq(one)
     elif one.core in BANDITS:
         of_bandits(one)

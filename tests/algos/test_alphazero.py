@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import compose, small
+from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.envs.classic_control import CartPoleEnv
 from test_actor_learner import run_wired
 from test_all import batches, start
 from wired import Wired, checked
@@ -86,7 +88,13 @@ class Endless(Copied):
         return seen, 1.0, False, False, {}
 
 
-for name in ("Copied", "Forgetful", "Unrestorable"):
+class WithEngine(CartPoleEnv):
+    """Its simulator is a physics engine, of which a search knows nothing."""
+
+    simulator = object()
+
+
+for name in ("Copied", "Forgetful", "Unrestorable", "WithEngine"):
     gymnasium.register(f"tests/{name}-v0", entry_point=globals()[name])
 gymnasium.register("tests/Endless-v0", entry_point=Endless, max_episode_steps=15)
 
@@ -477,6 +485,10 @@ def test_a_run_learns_from_its_games(typed, tmp_path, words):
         (["env=CartPoleSparse-v0", "algo.symmetries=true"], "CartPoleSparse-v0 does not"),
         (["env=MultiAgentCartPole-v0"], "has no simulator"),
         (["env=CartPoleSparse-v0", "env.stack=2"], "env.stack changes what is seen"),
+        (["env=CartPoleSparse-v0", "env.max_episode_steps=5"], "does not know this limit"),
+        (["env=tests/WithEngine-v0"], "has no get_state and no set_state"),
+        (["env=CartPoleSparse-v0", "algo.ranked.enabled=true", "algo.search.discount=0.99"], "must be 1 with ranked rewards"),
+        (["env=TicTacToe-v0", "algo.search.root=gumbel", "algo.search.min_depth=1"], "min_depth 1 does nothing"),
         (["env=TicTacToe-v0", "env.max_episode_steps=4"], "cuts games of two players off"),
         (["env=CartPoleSparse-v0", "model=lstm"], "a search guesses from single states"),
         (["env=CartPoleSparse-v0", "replay=prioritized"], "writes no priorities"),
@@ -495,6 +507,14 @@ def test_simulators_whose_rewards_do_not_fit_are_refused(monkeypatch):
     monkeypatch.setattr(TicTacToe, "step", lambda self, *at: (made := step(self, *at))._replace(reward=5 * made.reward))
     with pytest.raises(UserError, match="for two pays 5, and values of games for two lie between -1 and 1"):
         checked(type_config(compose(*words, "env=TicTacToe-v0")))
+    plain, count = SparseCartPole.step, iter(range(10**6))
+    for step, said in (
+        (lambda self, state, move: plain(self, state + next(count), move), "may draw no random numbers"),
+        (lambda self, state, move: plain(self, state.__iadd__(1), move), "changes the states that step"),
+    ):
+        with monkeypatch.context() as patch, pytest.raises(UserError, match=said):
+            patch.setattr(SparseCartPole, "step", step)
+            checked(type_config(compose(*words, "env=CartPoleSparse-v0")))
     monkeypatch.setattr(SparseCartPole, "dtype", "int16")
     with pytest.raises(UserError, match="has states of int16, which cannot hold the rewards"):
         checked(type_config(compose(*words, "env=CartPoleSparse-v0")))

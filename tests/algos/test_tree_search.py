@@ -299,6 +299,15 @@ def test_the_other_side_sees_the_board_turned_round():
             legal = np.flatnonzero(game.legal(state[None])[0])
             after = game.step(state[None], legal[:1]).state
             assert game.seen(after, -1)[..., 0].sum() == seen[..., 0].sum() + 1 and after[0, -1] == 1 - state[-1]
+    # Known answer 27: the pieces and the side to move exchanged, a position is worth the same to the side to move, and
+    # the opposite to the first player. States are written as the side to move sees them, so that only its number changes.
+    game = ConnectFour()
+    states = positions(game, 30, seed=3)
+    turned = states.copy()
+    turned[:, -1] = 1 - turned[:, -1]
+    assert np.array_equal(minimax(game, states, 3), minimax(game, turned, 3))
+    found, other = (search(CFG, guide, side, guide.evaluate(side), 2, False) for side in (states, turned) for guide in [Guide(game, uniform=True)])
+    assert np.array_equal(found.visits, other.visits) and np.array_equal(found.value, other.value)
     solved = minimax(TicTacToe(), TicTacToe().start(np.random.default_rng(0), 1), 9)
     assert (solved == 0).all()  # tic-tac-toe is a draw, whatever the first move
 

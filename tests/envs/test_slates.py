@@ -90,6 +90,20 @@ def test_the_same_seed_is_the_same_run_and_what_was_seen_never_changes(name):
     assert ("regret" in info) == (not name.startswith(("Interest", "Long")))
 
 
+@pytest.mark.parametrize("name", ["LinearBandit", "ParametricItems"])
+def test_a_bandit_is_the_same_in_every_process_and_after_every_reset(name):
+    """Its arms follow from `world` alone: samplers, evaluations and resumed runs have other seeds of contexts."""
+
+    def arms(world, seed):
+        env = gymnasium.make_vec(f"rlrun/{name}-v0", 2, vectorization_mode="vector_entry_point", world=world)
+        context = env.reset(seed=seed)[0]
+        own = (env.weights,) if name == "LinearBandit" else (env.items, env.tastes)
+        return np.concatenate([part.ravel() for part in own]), context
+
+    (one, seen), (again, other) = arms(0, 1), arms(0, 2)
+    assert np.array_equal(one, again) and not _equal(seen, other) and not np.array_equal(one, arms(1, 1)[0])
+
+
 def _copied(obs):
     return {k: v.copy() for k, v in obs.items()} if isinstance(obs, dict) else obs.copy()
 

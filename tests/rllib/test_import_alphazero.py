@@ -49,6 +49,11 @@ def test_rllibs_file_of_alphazero_keeps_its_meaning():
     assert cfg.search.puct == 1.5 and cfg.ranked.games == 1000
 
 
+def test_a_horizon_is_a_limit_that_the_search_sees():
+    one = imported(horizon=200)
+    assert one.values["env.kwargs"] == {"max_steps": 200} and "env.max_episode_steps" not in one.values
+
+
 def test_switches_of_rllibs_search_become_numbers():
     search = {**CARTPOLE["config"]["mcts_config"], "temperature": 1.5}
     one = imported(mcts_config={**search, "add_dirichlet_noise": False}, ranked_rewards={"enable": False})

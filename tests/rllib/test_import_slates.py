@@ -4,6 +4,7 @@ import pytest
 from conftest import compose
 
 from rlrun.config.run import type_config
+from rlrun.core.errors import UserError
 from rlrun.machine.machine import Machine
 from rlrun.rllib.option_map import option_map
 from rlrun.rllib.translate import translate
@@ -59,6 +60,15 @@ def test_rllibs_files_of_slates_and_bandits_mean_the_same_and_start(name):
     words = [f"++{key}={flow(value)}" for key, value in made.values.items() if not key.endswith("_choice")]
     config = type_config(compose(f"algo={made.algo}", f"env={made.env}", *chosen, *words))
     assert plan(config, Machine(cores=2, env_step_sec=lambda make_env, count: 1e-4)).needs.columns >= 1
+
+
+def test_what_is_lost_of_an_environments_options_is_said():
+    wheel = FILES["lints-wheel"] | {"config": {"env_config": {"delta": 0.7, "mu_3": 5.0}}}
+    (made,) = translate("wheel", wheel, "wheel")
+    assert [(line.key, line.value) for line in made.lines if line.how == "not mapped"] == [("env_config.mu_3", 5.0)]
+    items = {"run": "SlateQ", "env": FILES["items"]["env"], "config": {"env_config": {"num_items": 200, "slate_size": 2}}}
+    with pytest.raises(UserError, match="and not a slate"):
+        translate("items", items, "items")
 
 
 def test_every_option_of_rllibs_last_releases_has_a_line():

@@ -687,13 +687,13 @@ def test_re3_is_re3_around_the_algorithm():
     """Its defaults are those of RLlib's callback, and a falling beta is an exponential schedule of env steps."""
     values, said, one = told_of("PPO", {"exploration_config": {"type": "RE3", "sub_exploration": {"type": "StochasticSampling"}}})
     assert (one.algo, one.inner) == ("re3", None) and said["exploration_config.type"][:2] == ("mapped", "algo=re3")
-    wanted = {"algo.beta": 0.1, "algo.k_nearest": 50, "algo.embedding_size": 128, "algo.encoder_hidden": [256, 256], "algo.activation": "tanh"}
+    wanted = {"algo.beta": 0.1, "algo.k_nearest": 49, "algo.embedding_size": 128, "algo.encoder_hidden": [256, 256], "algo.activation": "tanh"}
     assert {key: values[key] for key in wanted} == wanted
     group = {"type": "RE3", "embeds_dim": 16, "k_nn": 5, "beta": 0.2, "beta_schedule": "linear_decay", "rho": 0.1, "random_timesteps": 500,
              "encoder_net_config": {"fcnet_hiddens": [64], "fcnet_activation": "relu", "use_lstm": True}}  # fmt: skip
     values, said, one = told_of("SAC", {"exploration_config": group, "timesteps_per_iteration": 1000})
     assert (one.algo, one.inner) == ("re3", "sac")
-    assert (values["algo.embedding_size"], values["algo.k_nearest"], values["algo.encoder_hidden"]) == (16, 5, [64])
+    assert (values["algo.embedding_size"], values["algo.k_nearest"], values["algo.encoder_hidden"]) == (16, 4, [64])
     beta = values["algo.beta"]
     assert beta["steps"] == 44_000 and beta["end"] == pytest.approx(0.2 * 0.9**44, rel=1e-2) and beta["curve"] == "exponential"
     lost = {key for key, (how, _, _) in said.items() if how == "not mapped" and key.startswith("exploration_config")}
