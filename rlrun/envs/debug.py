@@ -412,7 +412,8 @@ def register() -> None:
             vector_entry_point=StatelessCartPoleVector,
             max_episode_steps=500,
         )
-    for name, maker in (("CartPoleSparse-v0", "sparse_cartpole"), ("Knapsack-v0", "knapsack")):
+    puzzles = {"CartPoleSparse-v0": "sparse_cartpole", "Knapsack-v0": "knapsack", "BinPacking-v0": "bin_packing"}
+    for name, maker in puzzles.items():
         if name not in gymnasium.registry:
             gymnasium.register(name, entry_point=f"rlrun.envs.puzzles:{maker}")
     tasks.register()

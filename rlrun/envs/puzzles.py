@@ -144,6 +144,95 @@ def optimum(weight: np.ndarray, value: np.ndarray, room: int) -> float:
     return float(best[-1])
 
 
+class BinPacking(Rules):
+    """Packing rectangles (after Laterre et al. 2018, who cut a box into items and pay once, by how tight they are put
+    together again). A square of side x side is cut into `items` rectangles, which come by falling area. An action turns
+    an item or not and chooses the column where it falls onto the others: actions below `side` are columns of items as
+    they come, the others those of turned ones, and an item that would stand out on the right is moved to the left. At
+    the end it pays side / height of the pile, which is 1 for the square.
+
+    A state is [next item, height of each column, widths, heights]."""
+
+    players, dtype = 1, "float64"
+
+    def __init__(self, items: int = 10, side: int = 10):
+        if not 2 <= items <= side * side // 4:
+            raise ValueError(f"items={items} is from 2 to side * side / 4")
+        self.items, self.side = items, side
+        self.actions, self.size = 2 * side, 1 + side + 2 * items
+
+    def start(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        state = np.zeros((count, self.size))
+        for row in state:
+            row[1 + self.side :] = self._cut(rng).T.ravel()
+        return state
+
+    def _cut(self, rng: np.random.Generator) -> np.ndarray:
+        """Cuts pieces in two, larger ones more often, until there are enough. Returns widths and heights [items, 2]."""
+        pieces = [np.array([self.side, self.side])]
+        while len(pieces) < self.items:
+            areas = np.array([piece.prod() for piece in pieces], dtype=np.float64)
+            piece = pieces.pop(int(rng.choice(len(pieces), p=areas / areas.sum())))
+            way = int(rng.integers(2)) if piece.min() > 1 else int(piece.argmax())
+            if piece[way] == 1:  # one cell
+                pieces.append(piece)
+                continue
+            part = piece.copy()
+            part[way] = rng.integers(1, piece[way])
+            rest = piece.copy()
+            rest[way] -= part[way]
+            pieces += [part, rest]
+        made = np.array(pieces)
+        return made[np.argsort(-made.prod(1), kind="stable")]
+
+    def _parts(self, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Heights of columns [B, side], and widths and heights of items [B, 2, items]."""
+        return state[:, 1 : 1 + self.side], state[:, 1 + self.side :].reshape(len(state), 2, self.items)
+
+    def observe(self, state: np.ndarray) -> Rows:
+        """[B, side + 3 * items]: heights of columns, and of each item that is left, the next one first, its width, its
+        height and whether it is there; all lengths are divided by side."""
+        columns, sizes = self._parts(state)
+        place = np.arange(self.items) + state[:, :1].astype(np.int64)
+        there = place < self.items
+        left = np.take_along_axis(sizes, np.minimum(place, self.items - 1)[:, None], 2) * there[:, None]
+        numbers = [columns / self.side, left.reshape(len(state), -1) / self.side, there]
+        return {"observation": np.concatenate(numbers, 1).astype(np.float32)}
+
+    def step(self, state: np.ndarray, action: np.ndarray) -> Moved:
+        after = state.copy()
+        columns, sizes = self._parts(after)
+        item = sizes[np.arange(len(state)), :, state[:, 0].astype(np.int64)]  # [B, 2]
+        wide, high = np.where((action >= self.side)[:, None], item[:, ::-1], item).T
+        first = np.minimum(action % self.side, self.side - wide)
+        at = np.arange(self.side)
+        under = (at >= first[:, None]) & (at < (first + wide)[:, None])
+        top = np.where(under, columns, 0.0).max(1) + high
+        columns[:] = np.where(under, top[:, None], columns)
+        after[:, 0] += 1
+        over = after[:, 0] >= self.items
+        return Moved(after, np.where(over, self.side / columns.max(1), 0.0).astype(np.float32), over)
+
+    def greedy(self, state: np.ndarray) -> np.ndarray:
+        """The action [B] after which the item's top is lowest; of several, the one furthest to the left."""
+        columns, _ = self._parts(state)
+        tops = np.zeros((len(state), self.actions))
+        for action in range(self.actions):
+            made = self.step(state, np.full(len(state), action)).state[:, 1 : 1 + self.side]
+            tops[:, action] = np.where(made != columns, made, 0.0).max(1)
+        return tops.argmin(1)
+
+    def results(self, state: np.ndarray) -> dict[str, float]:
+        """What a game that is over [S] reached, and what greedy() reaches with the same items."""
+        again = state[None].copy()
+        again[:, : 1 + self.side] = 0.0
+        over = np.zeros(1, dtype=bool)
+        paid = np.zeros(1)
+        while not over[0]:
+            again, paid, over = self.step(again, self.greedy(again))
+        return {"filled": self.side / float(state[1 : 1 + self.side].max()), "greedy_filled": float(paid[0])}
+
+
 class PuzzleEnv(gymnasium.Env):
     """A simulator of a game for one as a Gymnasium environment."""
 
@@ -178,3 +267,7 @@ def sparse_cartpole(max_steps: int = 500) -> PuzzleEnv:
 
 def knapsack(items: int = 30) -> PuzzleEnv:
     return PuzzleEnv(Knapsack(items))
+
+
+def bin_packing(items: int = 10, side: int = 10) -> PuzzleEnv:
+    return PuzzleEnv(BinPacking(items, side))

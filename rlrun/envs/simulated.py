@@ -25,8 +25,8 @@ MAKER = f"{__name__}:simulator_of"
 SIMULATOR = ("players", "actions", "size", "dtype", "start", "observe", "step", "paid", "known", "forget", "symmetries")
 NEEDS = (
     "algorithms that search try moves before they make one, which takes one of rlrun's games (CartPoleSparse-v0,"
-    " Knapsack-v0, TicTacToe-v0, ConnectFour-v0), a game for two of yours (a BoardEnv with a simulator), or a Gymnasium"
-    " environment with get_state() and set_state(state)"
+    " Knapsack-v0, BinPacking-v0, TicTacToe-v0, ConnectFour-v0), a game for two of yours (a BoardEnv with a simulator),"
+    " or a Gymnasium environment with get_state() and set_state(state)"
 )
 
 
@@ -122,8 +122,8 @@ def simulator_of(cfg: Any, limited: bool = True) -> Simulator:
         finally:
             game.close()
     env = gym.make_one(cfg)
-    simulator = getattr(env.unwrapped, "simulator", None)
-    if _is_simulator(simulator):
+    own: Any = getattr(env.unwrapped, "simulator", None)
+    if _is_simulator(own):
         env.close()
         if cfg.max_episode_steps is not None:
             raise UserError(
@@ -131,7 +131,7 @@ def simulator_of(cfg: Any, limited: bool = True) -> Simulator:
                 " so that a search would look beyond it: leave it null, and give the environment its own limit"
                 " (env.kwargs.max_steps=N for CartPoleSparse-v0)"
             )
-        return simulator
+        return own
     missing = [name for name in ("get_state", "set_state") if not callable(getattr(env.unwrapped, name, None))]
     if missing:
         env.close()

@@ -11,7 +11,6 @@ import pytest
 import torch
 from conftest import compose, small
 from gymnasium.envs.classic_control import CartPoleEnv
-from gymnasium.envs.classic_control import CartPoleEnv
 from test_actor_learner import run_wired
 from test_all import batches, start
 from wired import Wired, checked
@@ -22,7 +21,7 @@ from rlrun.core.errors import UserError
 from rlrun.core.games import STATE, random_legal, random_returns
 from rlrun.core.schedule import Clock
 from rlrun.envs.boards import ConnectFour, TicTacToe
-from rlrun.envs.puzzles import Knapsack, SparseCartPole, optimum
+from rlrun.envs.puzzles import BinPacking, Knapsack, SparseCartPole, optimum
 from rlrun.policies.planning import GuidedGame
 from rlrun.policies.search import Leaf, search
 
@@ -145,6 +144,31 @@ def test_a_board_is_won_by_lines_alone():
             wins[kind] += int(won.sum())
             state = state[~over]
     assert all(20 < count <= 100 for count in wins.values())
+
+
+def test_rectangles_fall_as_said():
+    """Pieces fill the square that they were cut from, and fall as they would one by one on a grid of cells."""
+    rng, game = np.random.default_rng(4), BinPacking(6, 5)
+    state = game.start(rng, 40)
+    sizes = state[:, 6:].reshape(40, 2, 6)
+    areas = sizes.prod(1)
+    assert (areas.sum(1) == 25).all() and (np.diff(areas) <= 0).all() and (sizes >= 1).all()
+    grids = np.zeros((40, 40, 5), dtype=int)
+    over = np.zeros(40, dtype=bool)
+    while not over.all():
+        action = rng.integers(10, size=40)
+        for grid, row, a in zip(grids, state, action.tolist(), strict=True):
+            wide, high = (int(x) for x in row[6:].reshape(2, 6)[:, int(row[0])][:: -1 if a >= 5 else 1])
+            x = min(a % 5, 5 - wide)
+            y = next(y for y in range(40) if not grid[y:, x : x + wide].any())
+            grid[y : y + high, x : x + wide] += 1
+        state, paid, over = game.step(state, action)
+    assert (grids <= 1).all() and (grids.sum((1, 2)) == 25).all()
+    tall = grids.any(2).sum(1)
+    assert paid == pytest.approx(5 / tall) and (game.observe(state)["observation"][:, 5:] == 0).all()
+    told = [game.results(row) for row in state]
+    assert [one["filled"] for one in told] == pytest.approx(5 / tall)
+    assert np.mean([one["greedy_filled"] for one in told]) > np.mean(5 / tall) + 0.1
 
 
 def test_the_knapsack_is_packed_as_said():
