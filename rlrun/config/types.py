@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -265,7 +266,8 @@ def save_yaml(values: dict, path: Path) -> None:
 
 
 def parse_assignments(words: list[str]) -> dict[str, Any]:
-    """Turns ["episodes=2", "a.b=x"] into {"episodes": 2, "a.b": "x"}. Values are read as YAML.
+    """Turns ["episodes=2", "a.b=x"] into {"episodes": 2, "a.b": "x"}. Values are read as YAML, but
+    numbers with zeros in front as decimal ones.
 
     Raises UserError for a word without `=`."""
     made = {}
@@ -273,6 +275,9 @@ def parse_assignments(words: list[str]) -> dict[str, Any]:
         key, equals, value = word.partition("=")
         if not equals or not key:
             raise UserError(f"{word!r} is not of the form key=value")
+        if re.fullmatch(r"0\d+", value):  # the name of a checkpoint's folder; YAML would read 010 as 8
+            made[key] = int(value)
+            continue
         read = OmegaConf.to_container(OmegaConf.from_dotlist([f"x={value}"]))
         assert isinstance(read, dict)
         made[key] = read["x"]

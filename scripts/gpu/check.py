@@ -22,7 +22,9 @@ These parts are run only when they are named:
   compiled    impala with torch.compile
   spare       impala with two cores that do not step environments
   impala_pong IMPALA on Pong until its return is 18
-  dreamer     DreamerV3 on Boxing, as far as the seconds of --pong-seconds go
+  dreamer     DreamerV3 on Boxing, as far as the seconds of --pong-seconds go, like the following ones
+  dreamer_ms_pacman, dreamer_swingup, dreamer_walker, dreamer_crafter, dreamer_v1
+              DreamerV3 on MsPacman, DM Control's cartpole and walker, and Crafter, and Dreamer on the cartpole
   dreamerv3   training speed of DreamerV3 on Pong
   rainbow, appo, apex, local
 """
@@ -52,10 +54,12 @@ IMPALA = ["tuned=impala/pong_gpu"]
 TRAINED: dict[str, tuple[list[str], float | None]] = {
     "pong": (["tuned=ppo/pong_gpu"], 18.0),
     "impala_pong": (IMPALA, 18.0),
-    "dreamer": (
-        ["algo=dreamerv3", "env=Boxing", "env.grayscale=false", "model.size=size12m", "algo.train_ratio=128"],
-        None,
-    ),
+    "dreamer": (["tuned=dreamerv3/boxing"], None),
+    "dreamer_ms_pacman": (["tuned=dreamerv3/ms_pacman"], None),
+    "dreamer_swingup": (["tuned=dreamerv3/cartpole_swingup", "resources.inference=batched"], None),
+    "dreamer_walker": (["tuned=dreamerv3/walker_walk"], None),
+    "dreamer_crafter": (["tuned=dreamerv3/crafter"], None),
+    "dreamer_v1": (["tuned=dreamer/cartpole_swingup"], None),
 }
 BAR_SEC = 180.0
 # The options of each speed measurement, and its bar in env steps/s or 0 where there is none.

@@ -5,7 +5,7 @@ from conftest import SMALL, compose
 
 from rlrun.cli import _dispatch, take_flags
 from rlrun.config.run import with_numbers
-from rlrun.config.types import load_yaml
+from rlrun.config.types import load_yaml, parse_assignments
 from rlrun.core.errors import UserError
 from rlrun.core.numbers import number, whole_number
 from rlrun.core.schedule import Clock, Schedule
@@ -76,3 +76,9 @@ def test_flags_of_commands_take_them_too():
     }
     with pytest.raises(UserError, match="--trials 1Q: this is not a whole number"):
         take_flags(["--trials", "1Q"], {"--trials": int})
+
+
+def test_the_name_of_a_checkpoints_folder_is_a_decimal_number():
+    """YAML would read 000000001647 as octal."""
+    words = ["checkpoint=000000001647", "seed=0", "share=0.5", "bits=0x10"]
+    assert parse_assignments(words) == {"checkpoint": 1647, "seed": 0, "share": 0.5, "bits": 16}
