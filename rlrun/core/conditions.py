@@ -65,7 +65,7 @@ def shown(value: Any) -> str:
 CONTINUOUS = "environments with continuous actions"
 CHOICES = "environments whose actions are choices"
 IMAGES = "environments that show images"
-VECTORS = "environments that show something else than images"
+VECTORS = "environments that show something other than images"
 IMAGE_ENCODERS = "environments that show images, and algorithms without a world model"
 SINGLE_IMAGES = "observations that are one image, read by convolutions, without memory and model.hidden"
 CONVOLUTIONS = "encoders with convolutions"

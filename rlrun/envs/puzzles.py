@@ -157,7 +157,7 @@ class BinPacking(Rules):
 
     def __init__(self, items: int = 10, side: int = 10):
         if not 2 <= items <= side * side // 4:
-            raise ValueError(f"items={items} is from 2 to side * side / 4")
+            raise ValueError(f"items={items} must be from 2 to side * side / 4, which is {side * side // 4}")
         self.items, self.side = items, side
         self.actions, self.size = 2 * side, 1 + side + 2 * items
 

@@ -98,9 +98,9 @@ def _check_pure(game: Simulator, name: str) -> None:
         moves = random_legal(game.observe(state), game.actions, rng)
         before = state.copy()
         made, again = game.step(state, moves), game.step(state, moves)
-        if not np.array_equal(state, before):
+        if not np.array_equal(state, before, equal_nan=True):
             raise UserError(f"the simulator of {name} changes the states that step() is given: let it make new ones")
-        if not all(np.array_equal(a, b) for a, b in zip(made, again, strict=True)):
+        if not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(made, again, strict=True)):
             raise UserError(
                 f"the simulator of {name} makes other states of the same states and actions: a search tries moves again"
                 " and again, so that step() may draw no random numbers (put what it needs of them into the state)"
@@ -125,11 +125,12 @@ def simulator_of(cfg: Any, limited: bool = True) -> Simulator:
     own: Any = getattr(env.unwrapped, "simulator", None)
     if _is_simulator(own):
         env.close()
-        if cfg.max_episode_steps is not None:
+        limit = gym.make_spec(cfg).max_episode_steps
+        if limit is not None:
             raise UserError(
-                f"env.max_episode_steps={cfg.max_episode_steps}: the simulator of {cfg.name} does not know this limit,"
-                " so that a search would look beyond it: leave it null, and give the environment its own limit"
-                " (env.kwargs.max_steps=N for CartPoleSparse-v0)"
+                f"{cfg.name} has a time limit of {limit} steps (env.max_episode_steps, or its registration), and its"
+                " simulator does not know this limit, so that a search would look beyond it: give the environment a"
+                " limit of its own (env.kwargs.max_steps=N for CartPoleSparse-v0)"
             )
         return own
     missing = [name for name in ("get_state", "set_state") if not callable(getattr(env.unwrapped, name, None))]

@@ -257,7 +257,7 @@ class WorldDecoder(Predictor):
             if depths[-1] % cfg.blocks:
                 raise UserError(
                     f"a decoder of images makes {FACTORS[-1]} * model.depth = {depths[-1]} channels in model.blocks="
-                    f"{cfg.blocks} parts: choose a depth and blocks that divide without a rest"
+                    f"{cfg.blocks} parts: choose a depth and blocks that divide without a remainder"
                 )
             self.small = tuple(side // 2 ** len(FACTORS) for side in entries.side)
             self.groups, cells = cfg.blocks, self.small[0] * self.small[1] * depths[-1]

@@ -413,7 +413,7 @@ class Replay:
     @property
     def saved(self) -> bool:
         """Whether checkpoints hold the rows."""
-        return saved_with(self.layout, self.cfg, len(self))
+        return saved_with(self.layout, self.cfg)
 
     def state(self) -> dict:
         """Returns the counters and the generator's state. save_rows() saves the rows."""

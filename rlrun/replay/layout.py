@@ -106,17 +106,11 @@ class Layout:
         return self.columns * self.rows_per_column * (row_bytes(self.stored, frames, self.stack) + core)
 
 
-def saved_with(layout: Layout, cfg: ReplayConfig, rows: int) -> bool:
-    """Returns whether checkpoints hold the rows of a replay that has so many of them."""
+def saved_with(layout: Layout, cfg: ReplayConfig) -> bool:
+    """Returns whether checkpoints hold the rows of a replay with this layout."""
     if cfg.checkpoint == "auto":
-        return filled_bytes(layout, rows) <= cfg.checkpoint_max_gb * 1e9
+        return layout.bytes <= cfg.checkpoint_max_gb * 1e9
     return bool(cfg.checkpoint)
-
-
-def filled_bytes(layout: Layout, rows: int) -> int:
-    """Returns the bytes of so many rows, at most those of the whole ring."""
-    ring = layout.columns * layout.rows_per_column
-    return layout.bytes * min(rows, ring) // ring
 
 
 def memory_needed(layout: Layout, cfg: ReplayConfig, device: torch.device) -> int:

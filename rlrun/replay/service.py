@@ -215,7 +215,7 @@ class ShardedReplay:
 
     @property
     def saved(self) -> bool:
-        return saved_with(self.layout, self.cfg, self.starts * self.layout.starts_every)
+        return saved_with(self.layout, self.cfg)
 
     def save_rows(self, folder: Path) -> None:
         self.finish_writes()

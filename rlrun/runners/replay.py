@@ -110,7 +110,9 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
                     replay.add(fragment)
             steps = job.collected([fragment.header for fragment in fragments])
             # Learners count alike, because they learn together.
-            limiter.inserted(steps, limiter.came < limiter.starts or algorithm.ctx.ranks.all(replay.starts > 0))
+            limiter.inserted(
+                steps, limiter.came + steps <= limiter.starts or algorithm.ctx.ranks.all(replay.starts > 0)
+            )
             clock = clock.after(env_steps=steps)
             moments = [algorithm.policy.moments(fragment.batch) for fragment in fragments]
             algorithm.absorb_rows(moments)

@@ -63,6 +63,8 @@ def _pace(plan: Plan) -> str:
     if asked is None or runner.name == "offline" or not asked.ratio or getattr(runner, "pace", "ratio") == "free":
         return ""
     learnt = plan.needs.columns * asked.rows_learnt
+    if asked.ratio == learnt:
+        return "; an update for every env step"
     if asked.ratio > learnt:
         return f"; {asked.ratio / learnt:g} updates for each env step"
     return f"; an update every {learnt / asked.ratio:g} env steps"

@@ -22,7 +22,7 @@ from rlrun.machine.resources import Resources
 from rlrun.policies.several import SeveralPolicies
 from rlrun.replay.buffer import FirstPriority, Replay
 from rlrun.replay.grouped import GroupedReplay
-from rlrun.replay.layout import Layout, ReplayConfig, filled_bytes, fitting, refuse_too_large, saved_with
+from rlrun.replay.layout import Layout, ReplayConfig, fitting, refuse_too_large
 from rlrun.replay.service import ShardedReplay
 
 RUNNERS = ("replay", "distributed_replay")  # runners with a replay
@@ -163,12 +163,12 @@ class ReplayPlan:
                 f"replay.capacity={self.cfg.capacity:,} holds {self.cfg.capacity / env_steps:.0%} of the run's env"
                 " steps; old rows are soon forgotten, which often makes learning unstable"
             )
-        if self.cfg.checkpoint == "auto" and not saved_with(self.layout, self.cfg, env_steps):
-            size = filled_bytes(self.layout, env_steps) / 1e9
+        room = self.cfg.checkpoint_max_gb
+        if self.cfg.checkpoint == "auto" and self.learners * self.layout.bytes > room * 1e9:
             found.append(
-                f"checkpoints leave out the replay's rows once they take more than replay.checkpoint_max_gb="
-                f"{self.cfg.checkpoint_max_gb:g} GB ({size:.1f} GB in the end), so that a resumed run collects new"
-                " ones; replay.checkpoint=true saves them"
+                f"checkpoints leave out the replay's rows ({self.learners * self.layout.bytes / 1e9:.1f} GB, more than"
+                f" replay.checkpoint_max_gb={room:g}), so that a resumed run collects new ones;"
+                " replay.checkpoint=true saves them"
             )
         return found
 

@@ -150,7 +150,7 @@ def main(words: list[str]) -> int:
         return 2
     parts = asked.parts or USUAL
     if asked.list:
-        print("\n".join(f"{name:<12}{' '.join(command_of(name, asked))}" for name in parts))
+        print("\n".join(f"{name:<18}{' '.join(command_of(name, asked))}" for name in parts))
         return 0
     try:
         import torch
@@ -210,7 +210,7 @@ class Table:
         print(head, flush=True)
 
     def row(self, name: str, sentence: str) -> None:
-        line = f"{name:<12}{sentence}"
+        line = f"{name:<18}{sentence}"
         print(line, flush=True)
         with open(self.path, "a") as file:
             file.write(line + "\n")

@@ -95,6 +95,7 @@ class WithEngine(CartPoleEnv):
 
 for name in ("Copied", "Forgetful", "Unrestorable", "WithEngine"):
     gymnasium.register(f"tests/{name}-v0", entry_point=globals()[name])
+gymnasium.register("tests/Limited-v0", entry_point="rlrun.envs.puzzles:sparse_cartpole", max_episode_steps=20)
 gymnasium.register("tests/Endless-v0", entry_point=Endless, max_episode_steps=15)
 
 
@@ -510,6 +511,7 @@ def test_a_run_learns_from_its_games(typed, tmp_path, words):
         (["env=MultiAgentCartPole-v0"], "has no simulator"),
         (["env=CartPoleSparse-v0", "env.stack=2"], "env.stack changes what is seen"),
         (["env=CartPoleSparse-v0", "env.max_episode_steps=5"], "does not know this limit"),
+        (["env=tests/Limited-v0"], "has a time limit of 20 steps"),
         (["env=tests/WithEngine-v0"], "has no get_state and no set_state"),
         (["env=CartPoleSparse-v0", "algo.ranked.enabled=true", "algo.search.discount=0.99"], "must be 1 with ranked rewards"),
         (["env=TicTacToe-v0", "algo.search.root=gumbel", "algo.search.min_depth=1"], "min_depth 1 does nothing"),
