@@ -83,6 +83,10 @@ class Pulse:
         """Seconds since the process began what it is doing."""
         return (time.monotonic_ns() - int(self.row[SINCE])) / 1e9
 
+    def forgive(self, seconds: float) -> None:
+        """Does not count these seconds of what the process is doing, because it was stopped meanwhile."""
+        self.row[SINCE] += int(seconds * 1e9)
+
     def hang(self, limits: Limits) -> str | None:
         """Returns a phrase that says how long the process has been in step() or reset(), if that is too long."""
         activity, silent = int(self.row[ACTIVITY]), self.silent_sec()

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -14,6 +15,7 @@ from typing import Any
 from rlrun.core.pulse import POLICY, Limits, Pulses, watch
 
 LOOK_SEC = 0.5
+SUSPENDED_SEC = 5.0  # a look that comes so much too late means that the process was stopped, as by Ctrl-Z
 GRACE_SEC = 10.0  # between interrupting an environment and giving it up
 
 
@@ -46,13 +48,19 @@ class Watchdog:
             raise Hang(said)
 
     def _look(self) -> None:
+        looked = time.monotonic()
         while not self.over.wait(LOOK_SEC):
+            late = time.monotonic() - looked - LOOK_SEC
+            looked = time.monotonic()
+            if late > SUSPENDED_SEC:
+                self.pulse.forgive(late)
             if self.pulse.hang(self.limits) is None:
                 continue
             if self.main:
                 signal.pthread_kill(self.ident, signal.SIGALRM)
                 if self.over.wait(GRACE_SEC):
                     return
+                looked = time.monotonic()
             said = self.pulse.hang(self.limits)
             if said is not None:
                 self.stuck(f"an environment {said}, and it cannot be interrupted")
