@@ -89,6 +89,7 @@ class Config(ActingConfig):
     learning_starts: Annotated[int, OnlyFor(EXPERIENCE)]
     online_queue: Annotated[bool, OnlyFor(EXPERIENCE)]
     imag_length: Annotated[int, Count]
+    imag_last: Annotated[int, NotNegative]
     horizon: Annotated[float, Range(1)]
     contdisc: bool
     lambda_: Annotated[float, Share]
@@ -108,11 +109,18 @@ class Config(ActingConfig):
     def __post_init__(self):
         if self.learning_starts < self.rows:
             raise ValueError(f"learning_starts {self.learning_starts} is below the {self.rows} rows of a sequence")
+        if self.imag_last == 1 or self.imag_last > self.batch_length:
+            raise ValueError(f"imag_last {self.imag_last} must be 0, or 2 to batch_length {self.batch_length}")
 
     @property
     def rows(self) -> int:
         """Rows of a sequence."""
         return self.replay_context + self.batch_length - 1
+
+    @property
+    def dreaming(self) -> int:
+        """Rows of a sequence, its last ones, at which dreams begin."""
+        return self.imag_last or self.batch_length
 
     @property
     def discount(self) -> float:
@@ -193,18 +201,23 @@ class DreamerV3(Algorithm):
             self.continues(features).squeeze(-1), alive, reduction="none"
         )
 
-        # Policy and value (section "Actor critic learning").
-        dreamt, start_return, of_dreams = self.dream(State(*(part.detach() for part in rows)), batch, clock)
-        losses |= dreamt
-        losses["repval"] = self.replayed_value_loss(
-            features if cfg.repval_grad else features.detach(),
+        # Policy and value (section "Actor critic learning"), from the last rows of each sequence.
+        latest = slice(-cfg.dreaming, None)
+        start = State(*(part[latest].detach().flatten(0, 1) for part in states))  # [N, ...]
+        dreamt, start_return, of_dreams = self.dream(start, batch, clock)
+        reward = reward[latest]
+        valued = features.unflatten(0, real.shape)[latest].flatten(0, 1)
+        dreamt["repval"] = self.replayed_value_loss(
+            valued if cfg.repval_grad else valued.detach(),
             reward,
-            terminal,
-            last,
+            terminal[latest],
+            last[latest],
             start_return.view_as(reward),
         )
         mean = self.mean_over(real)
-        shares = {name: mean(x.view_as(reward)) for name, x in (losses | told | of_dreams).items()}
+        shares = {name: mean(x.view_as(real)) for name, x in (losses | told).items()}
+        mean = mean if cfg.dreaming == len(real) else self.mean_over(real[latest])
+        shares |= {name: mean(x.view_as(reward)) for name, x in (dreamt | of_dreams).items()}
         loss = torch.stack([scale * shares[name] for name, scale in asdict(cfg.loss_scales).items()]).sum()
         steps = self.optimizer.step(loss, clock)
         scale = {"return_scale": (self.returns.ends[1] - self.returns.ends[0]).clamp(min=cfg.return_norm.limit)}
@@ -289,7 +302,7 @@ class DreamerV3(Algorithm):
         return {"dyn": dyn.clamp(min=free), "rep": rep.clamp(min=free)}, told
 
     def dream(self, start: State, batch: Batch, clock: Clock) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
-        """Imagines from N = L * B states. Returns the losses of policy and value [N], the returns of the first states
+        """Imagines from N states. Returns the losses of policy and value [N], the returns of the first states
         [N], and metrics [N]."""
         cfg, actor, rssm = self.cfg, self.policy.actor, self.policy.rssm
         steps, columns = cfg.imag_length, batch.reward.shape[1]
@@ -347,7 +360,9 @@ class DreamerV3(Algorithm):
         self, features: Tensor, reward: Tensor, terminal: Tensor, last: Tensor, start_return: Tensor
     ) -> Tensor:
         """The loss [N] of the value on replayed rows [L, B], which bootstraps from the returns of the dreams that begin
-        there. An episode's last row has nothing to learn, and the last row of a sequence has no successor."""
+        there. An episode's last row has nothing to learn, and the last row of a sequence has no successor.
+
+        With imag_last, L is the number of rows at which dreams begin."""
         cfg, rows = self.cfg, len(reward)
         logits = self.value(features).unflatten(0, reward.shape)[:-1]
         with torch.no_grad():

@@ -27,6 +27,7 @@ from dreamerv3 import agent as authors
 from embodied.jax import outs
 
 COLUMNS, ROWS, STOCH, CLASSES, DETER, ACTIONS, OBS = 2, 5, 4, 3, 16, 3, 3
+CASES = {"numbers": ROWS, "choices": ROWS, "last": 3}  # rows of each sequence, its last ones, at which dreams begin
 CHANGES = {
     r".*\.rssm": {"deter": DETER, "hidden": 8, "classes": CLASSES, "stoch": STOCH, "blocks": 2},
     r".*\.units": 8,
@@ -42,7 +43,7 @@ CHANGES = {
 def config_of(case):
     folder = pathlib.Path(authors.__file__).parent
     config = elements.Config(ruamel.yaml.YAML(typ="safe").load((folder / "configs.yaml").read_text())["defaults"]["agent"])
-    config = config.update(CHANGES)
+    config = config.update({**CHANGES, "imag_last": CASES[case]})
     # The author's policy of choices is not mixed with a uniform distribution, so the model's is not either.
     return config.update({"dyn.rssm.unimix": 0.0}) if case == "choices" else config
 
@@ -71,10 +72,10 @@ def rows_of(case, rng):
 
 def main():
     embodied.jax.nets.COMPUTE_DTYPE = jnp.float32
-    for case in ("numbers", "choices"):
+    for case in CASES:
         rng = np.random.default_rng(1)
         rows = rows_of(case, rng)
-        starts = COLUMNS * ROWS
+        starts = COLUMNS * CASES[case]
         noise = {
             "followed": rng.uniform(size=(COLUMNS, STOCH)).astype(np.float32),  # the same in every row
             "dreamt": rng.uniform(size=(starts, STOCH)).astype(np.float32),  # the same in every step

@@ -84,20 +84,21 @@ class Given:
     def randn(self, shape):
         return self.dreamt("normal", shape)
 
-    def dreamt(self, name, shape):  # columns, rows, steps, numbers
+    def dreamt(self, name, shape):  # columns, rows where dreams begin, steps, numbers
         return self.noise[name].view(shape[0], shape[1], 1, shape[3]).expand(shape)
 
 
-@pytest.mark.parametrize("case", ["numbers", "choices"])
+@pytest.mark.parametrize("case", ["numbers", "choices", "last"])
 def test_an_update_is_the_authors(case, typed):
     stored = np.load(DATA / f"dreamerv3_author_{case}.npz")
     words = [
         "algo.batch_size=2", "algo.batch_length=5", "algo.horizon=10", "algo.lr=1e-3", "algo.entropy_coef=0.1", "algo.return_norm.limit=0.01",
-        f"algo.imag_length={STEPS}", f"model.unimix={0.01 if case == 'numbers' else 0.0}", f"model.stoch={STOCH}", f"model.classes={CLASSES}",
+        f"algo.imag_length={STEPS}", f"model.unimix={0.0 if case == 'choices' else 0.01}", f"model.stoch={STOCH}", f"model.classes={CLASSES}",
         f"model.deter={DETER}", "model.hidden=8", "model.units=8", "model.blocks=2", "model.bins=15",
+        f"algo.imag_last={3 if case == 'last' else 0}",
     ]  # fmt: skip
     _, other, _ = start(typed, "dreamerv3", "env=Pendulum-v1", *words)
-    action = Box(shape=(3,), dtype="float32", low=(-1.0,) * 3, high=(1.0,) * 3) if case == "numbers" else Discrete(n=3)
+    action = Box(shape=(3,), dtype="float32", low=(-1.0,) * 3, high=(1.0,) * 3) if case != "choices" else Discrete(n=3)
     seen = Box(shape=(3,), dtype="float32", low=(-np.inf,) * 3, high=(np.inf,) * 3)
     spec = dataclasses.replace(other.spec, obs={"observation": seen}, action=action)
     policy = DreamerPolicy(spec, Model(other.policy.cfg), other.cfg.explorer(spec))
