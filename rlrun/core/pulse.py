@@ -13,6 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from rlrun.core.awake import awake_since
+
 STARTING, WAITING, STEP, RESET, POLICY = range(5)
 SAID = ("starting", "waiting", "in step()", "in reset()", "acting or learning")
 # What a process writes: its activity, the nanosecond on the system's monotonic clock at which that began, the rows that
@@ -80,12 +82,8 @@ class Pulse:
         return int(self.row[ROWS] - self.row[HANDED])
 
     def silent_sec(self) -> float:
-        """Seconds since the process began what it is doing."""
-        return (time.monotonic_ns() - int(self.row[SINCE])) / 1e9
-
-    def forgive(self, seconds: float) -> None:
-        """Does not count these seconds of what the process is doing, because it was stopped meanwhile."""
-        self.row[SINCE] += int(seconds * 1e9)
+        """Seconds since the process began what it is doing, without those for which the one that asks was stopped."""
+        return awake_since(int(self.row[SINCE]))
 
     def hang(self, limits: Limits) -> str | None:
         """Returns a phrase that says how long the process has been in step() or reset(), if that is too long."""

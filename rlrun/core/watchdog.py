@@ -6,16 +6,15 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from rlrun.core.awake import awake
 from rlrun.core.pulse import POLICY, Limits, Pulses, watch
 
 LOOK_SEC = 0.5
-SUSPENDED_SEC = 5.0  # a look that comes so much too late means that the process was stopped, as by Ctrl-Z
 GRACE_SEC = 10.0  # between interrupting an environment and giving it up
 
 
@@ -39,6 +38,7 @@ class Watchdog:
         self.main = threading.current_thread() is threading.main_thread()
         self.before: Any = signal.signal(signal.SIGALRM, self._interrupt) if self.main else None
         self.ident = threading.get_ident()
+        awake()  # begins to notice when the process is stopped
         self.thread = threading.Thread(target=self._look, name="watchdog", daemon=True)
         self.thread.start()
 
@@ -48,19 +48,13 @@ class Watchdog:
             raise Hang(said)
 
     def _look(self) -> None:
-        looked = time.monotonic()
         while not self.over.wait(LOOK_SEC):
-            late = time.monotonic() - looked - LOOK_SEC
-            looked = time.monotonic()
-            if late > SUSPENDED_SEC:
-                self.pulse.forgive(late)
             if self.pulse.hang(self.limits) is None:
                 continue
             if self.main:
                 signal.pthread_kill(self.ident, signal.SIGALRM)
                 if self.over.wait(GRACE_SEC):
                     return
-                looked = time.monotonic()
             said = self.pulse.hang(self.limits)
             if said is not None:
                 self.stuck(f"an environment {said}, and it cannot be interrupted")

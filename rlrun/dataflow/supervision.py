@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from rlrun.core.awake import awake
 from rlrun.core.errors import RunFailed
 from rlrun.core.pulse import Limits, Pulses
 from rlrun.core.restarts import PROCESS_REPEATS, Repeated, Restarts
@@ -58,14 +59,14 @@ class Supervised:
 
         replaced(number, old, new): gives the new worker what the old one had not finished. It is called after the old
         one's last messages were returned."""
-        end = time.monotonic() + timeout
+        end = awake() + timeout
         while True:
             lost, self.gone = self.gone, {}
             for worker, reason in lost.items():
                 self._bury(worker, reason)
             for number in [number for number, due in self.waiting.items() if due <= time.monotonic()]:
                 self._start(number, replaced)
-            left = max(0.0, end - time.monotonic())
+            left = max(0.0, end - awake())
             messages, dead = self.workers.receive_from_survivors(min(left, LOOK_SEC))
             self.gone = dict(dead)
             self._look()

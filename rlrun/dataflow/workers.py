@@ -24,6 +24,7 @@ from multiprocessing.connection import Connection
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from rlrun.core.awake import awake
 from rlrun.core.errors import ProcessLost, RunFailed, explained
 from rlrun.machine.memory import keep_freed
 
@@ -235,13 +236,13 @@ class Workers:
         try:
             started = [self.start(name, target, args, learner) for name, args in jobs.items()]
             waiting = {worker.name for worker in started}
-            end = time.monotonic() + start_sec()
+            end = awake() + start_sec()
             while waiting:
-                left = end - time.monotonic()
+                left = end - awake()
                 messages = self.receive_or_nothing(left) if left > 0 else []
                 here = {worker.name for worker, message in messages if message == READY}
                 if here:  # many processes on few cores start one after another
-                    waiting, end = waiting - here, time.monotonic() + start_sec()
+                    waiting, end = waiting - here, awake() + start_sec()
                 if not messages and waiting:
                     late = sorted(waiting)
                     more = f" (nor did {len(late) - 1} other{'s' * (len(late) > 2)})" if len(late) > 1 else ""
@@ -307,7 +308,11 @@ class Workers:
 
     def _ready(self, timeout: float) -> list[Any]:
         """Returns the pipes with a message and the sentinels of dead workers; waits up to `timeout` seconds for one."""
-        return [key.fileobj for key, _ in self.selector.select(timeout)]
+        end = awake() + timeout
+        ready = self.selector.select(timeout)
+        while not ready and (left := end - awake()) > 0.0:  # this process was stopped meanwhile
+            ready = self.selector.select(left)
+        return [key.fileobj for key, _ in ready]
 
     def _drain(self, worker: Worker, there: bool = False) -> list[tuple[Worker, Any]]:
         """Reads all messages of a worker. there: a message, or the end of the pipe, is known to be there."""

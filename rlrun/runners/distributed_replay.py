@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from rlrun.core.algorithm import Algorithm, Update
+from rlrun.core.awake import awake
 from rlrun.core.batch import Batch
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.ranges import Count
@@ -107,17 +107,17 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
         replay.finish_writes = write.flush
         batch: Batch | None = None
         update: Update | None = None
-        heard = time.monotonic()
+        heard = awake()
         while job.tick(clock, update):
             sampler.check()
             if replay.poll() or update is not None:
-                heard = time.monotonic()
+                heard = awake()
             update = None
             feed.give_back()
             if limiter.may_insert() and sampler.queued:
                 feed.hand_over()
             if feed.headers:
-                heard = time.monotonic()
+                heard = awake()
                 with job.timers("insert"):
                     steps = job.collected(feed.absorbed())
                 limiter.inserted(steps, replay.starts > 0)
@@ -144,8 +144,8 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
                 continue
             with job.timers("wait"):
                 if replay.poll(POLL_SEC, sampler.handles()):
-                    heard = time.monotonic()
-            if time.monotonic() - heard > cfg.queue_timeout_sec:
+                    heard = awake()
+            if awake() - heard > cfg.queue_timeout_sec:
                 raise RunFailed(f"no fragment for {cfg.queue_timeout_sec:.0f} s: an environment may hang")
 
 

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from rlrun.core.awake import awake
 from rlrun.core.batch import Batch, RowSpec
 from rlrun.core.env import Failure
 from rlrun.core.errors import RunFailed
@@ -196,8 +197,11 @@ class BatchedSampler(ProcessSampler):
     def take(self, count: int) -> Sequence[Fragment]:
         self.begin()
         with self.change:
+            end = awake() + self.plan.timeout_sec
             while len(self.filled) < count and self.error is None:
-                if not self.change.wait(self.plan.timeout_sec):  # notified by every new and every freed fragment
+                if self.change.wait(max(0.0, end - awake())):  # notified by every new and every freed fragment
+                    end = awake() + self.plan.timeout_sec
+                elif awake() >= end:
                     raise RunFailed(f"no fragment for {self.plan.timeout_sec:.0f} s: an environment may hang")
             self.check()
             return [
@@ -241,7 +245,7 @@ class BatchedSampler(ProcessSampler):
 
     def _loop(self) -> None:
         idle = self.idle
-        self.heard = time.monotonic()
+        self.heard = awake()
         while not self.closing:
             with self.change:
                 for group in [group for group in idle if self.spare[group.index]]:
@@ -255,7 +259,7 @@ class BatchedSampler(ProcessSampler):
                     self.change.wait(0.5)
             if nobody_steps:
                 self.supervised.messages(0.0, self._replaced)  # no message is expected, but a worker may have died
-                self.heard = time.monotonic()
+                self.heard = awake()
                 continue
             ready, messages = [], self._messages()
             self.copy.refresh()
@@ -278,7 +282,7 @@ class BatchedSampler(ProcessSampler):
         """Returns the samplers' messages. Waits only a moment, so that freed slots and close() are noticed.
         Raises RunFailed after timeout_sec of silence."""
         messages = self.supervised.messages(0.05, self._replaced)
-        now = time.monotonic()
+        now = awake()
         if messages:
             self.heard = now
         elif now - self.heard >= self.plan.timeout_sec:

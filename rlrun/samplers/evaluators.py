@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+from rlrun.core.awake import awake
 from rlrun.core.env import EnvFactory
 from rlrun.core.errors import RunFailed
 from rlrun.core.evaluation import Evaluated, Games, make_evaluation, own_numbers
@@ -130,7 +131,7 @@ class EvaluationCrew:
                 self._start(name)
         self.bus.publish(policy, clock)
         self.parts, self.round = {}, round_
-        self.heard = {name: time.monotonic() for name in self.names}
+        self.heard = {name: awake() for name in self.names}
         for worker in list(self.workers.members):
             try:
                 self.workers.send(worker, round_)
@@ -151,13 +152,13 @@ class EvaluationCrew:
         self.replaced_in[name] = self.round
         self.workers.bury(worker)
         new = self._start(name)
-        self.heard[name] = time.monotonic()
+        self.heard[name] = awake()
         self.workers.send(new, self.round)
 
     def result(self, timeout_sec: float = 0.0) -> Evaluated | None:
         messages, dead = self.workers.receive_from_survivors(timeout_sec)
         for worker, message in messages:
-            self.heard[worker.name] = time.monotonic()
+            self.heard[worker.name] = awake()
             if message != PLAYING:
                 self.parts[worker.name] = message
         for worker, reason in dead:
@@ -172,7 +173,7 @@ class EvaluationCrew:
         return None
 
     def _late(self, heard: float) -> bool:
-        return time.monotonic() - heard > self.timeout_sec
+        return awake() - heard > self.timeout_sec
 
     def close(self) -> None:
         self.workers.stop()

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from rlrun.core.awake import awake
 from rlrun.core.batch import Batch
 from rlrun.core.env import EnvFactory, Failure, Rows, map_rows, paid
 from rlrun.core.errors import EnvError, RunFailed
@@ -290,7 +291,7 @@ class Players:
 
     def give(self, number: int, order: Order) -> None:
         """Lets a player play this order."""
-        self.playing[number], self.heard[number], self.taken[number] = order, time.monotonic(), 0
+        self.playing[number], self.heard[number], self.taken[number] = order, awake(), 0
         with contextlib.suppress(OSError):  # it has died; receive() will notice
             self.members[number].pipe.send(order)
 
@@ -300,7 +301,7 @@ class Players:
         messages, lost = self.workers.receive_from_survivors(timeout)
         numbers = {worker: number for number, worker in self.members.items()}
         reports = []
-        now = time.monotonic()
+        now = awake()
         for worker, message in messages:
             number = numbers[worker]
             self.heard[number] = now

@@ -7,9 +7,10 @@ import time
 
 CHILD = """
 import time
-from rlrun.core import pulse, watchdog
+from rlrun.core import awake, pulse, watchdog
 
-watchdog.LOOK_SEC, watchdog.SUSPENDED_SEC = 0.05, 0.5
+watchdog.LOOK_SEC = awake.LOOK_SEC = 0.05
+awake.STOPPED_SEC = 0.5
 dog = watchdog.Watchdog(pulse.Limits(step_sec=1.5), lambda said: print("stuck", said, flush=True))
 with pulse.doing(pulse.STEP):
     print("stepping", flush=True)

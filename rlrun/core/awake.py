@@ -1,0 +1,65 @@
+"""A clock that stands still while this process is stopped, as by Ctrl-Z or by `scontrol suspend`.
+
+Whoever waits for another process, and gives up after some seconds, reads this clock. By the system's clock, a run that
+was stopped for ten minutes would find, when it goes on, that nobody has said a word for ten minutes."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+
+LOOK_SEC = 0.5  # seconds between two looks at the system's clock
+STOPPED_SEC = 5.0  # a look that comes so much too late means that the process was stopped
+
+
+class _Stops:
+    """When this process was stopped, as a thread of its own finds by looking at the clock too late."""
+
+    def __init__(self) -> None:
+        # A signal's handler may look while the thread that it interrupts does.
+        self.pid, self.lock = os.getpid(), threading.RLock()
+        self.looked, self.total = time.monotonic(), 0.0
+        self.stops: deque[tuple[float, float]] = deque(maxlen=1000)  # beginnings and ends
+        threading.Thread(target=self._keep_looking, name="awake", daemon=True).start()
+
+    def _keep_looking(self) -> None:
+        while True:
+            time.sleep(LOOK_SEC)
+            self.look()
+
+    def look(self) -> tuple[float, float]:
+        """Returns the time now, and for how many seconds the process was stopped so far. The thread that looks first
+        after a stop records it."""
+        with self.lock:
+            now = time.monotonic()
+            if now - self.looked > LOOK_SEC + STOPPED_SEC:
+                self.stops.append((self.looked + LOOK_SEC, now))
+                self.total += now - self.looked - LOOK_SEC
+            self.looked = now
+            return now, self.total
+
+
+_stops: _Stops | None = None
+
+
+def _of_process() -> _Stops:
+    """This process's own; one that was forked does not have its parent's thread."""
+    global _stops
+    if _stops is None or _stops.pid != os.getpid():
+        _stops = _Stops()
+    return _stops
+
+
+def awake() -> float:
+    """Seconds on the system's monotonic clock, without those for which this process was stopped."""
+    now, stopped = _of_process().look()
+    return now - stopped
+
+
+def awake_since(moment_ns: int) -> float:
+    """Seconds since this moment of time.monotonic_ns(), without those for which this process was stopped."""
+    stops, moment = _of_process(), moment_ns / 1e9
+    now, _ = stops.look()
+    return now - moment - sum(max(0.0, end - max(begin, moment)) for begin, end in list(stops.stops))
