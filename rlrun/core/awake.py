@@ -9,6 +9,10 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 LOOK_SEC = 0.5  # seconds between two looks at the system's clock
 STOPPED_SEC = 5.0  # a look that comes so much too late means that the process was stopped
@@ -37,7 +41,7 @@ class _Stops:
             if now - self.looked > LOOK_SEC + STOPPED_SEC:
                 self.stops.append((self.looked + LOOK_SEC, now))
                 self.total += now - self.looked - LOOK_SEC
-            self.looked = now
+            self.looked = max(self.looked, now)  # a signal's handler may have looked meanwhile
             return now, self.total
 
 
@@ -63,3 +67,13 @@ def awake_since(moment_ns: int) -> float:
     stops, moment = _of_process(), moment_ns / 1e9
     now, _ = stops.look()
     return now - moment - sum(max(0.0, end - max(begin, moment)) for begin, end in list(stops.stops))
+
+
+def patiently(wait: Callable[[float], T], timeout: float) -> T:
+    """Returns what wait(timeout) does. If that is nothing, and the process was stopped meanwhile, it waits again for
+    the rest of the time."""
+    end = awake() + timeout
+    found = wait(timeout)
+    while not found and (left := end - awake()) > 0.0:
+        found = wait(left)
+    return found

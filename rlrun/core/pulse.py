@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from rlrun.core.awake import awake_since
+from rlrun.core.awake import awake, awake_since
 
 STARTING, WAITING, STEP, RESET, POLICY = range(5)
 SAID = ("starting", "waiting", "in step()", "in reset()", "acting or learning")
@@ -65,7 +65,15 @@ class Pulse:
         took = time.monotonic_ns() - self.row[SINCE]
         self.row[ROWS] += 1
         if took > self.row[LONGEST_STEP]:
-            self.row[LONGEST_STEP] = took
+            self._record(LONGEST_STEP)
+
+    def was_reset(self) -> None:
+        """Says that a reset has returned."""
+        self._record(LONGEST_RESET)
+
+    def _record(self, longest: int) -> None:
+        """Keeps how long the process has been doing what it does, if that is the longest so far."""
+        self.row[longest] = max(int(self.row[longest]), int(self.silent_sec() * 1e9))
 
     def handed(self) -> None:
         """Says that all rows so far have been handed over, and that the process waits for more to do."""
@@ -114,6 +122,7 @@ def own() -> Pulse | None:
 def watch(pulse: Pulse | None) -> None:
     """Makes this the process's own pulse, to which doing() writes."""
     _OF_PROCESS[:] = [] if pulse is None else [pulse]
+    awake()  # notices from now on when the process is stopped
 
 
 @contextmanager
@@ -129,6 +138,5 @@ def doing(activity: int) -> Iterator[None]:
         yield
     finally:
         if activity == RESET:
-            took = time.monotonic_ns() - int(pulse.row[SINCE])
-            pulse.row[LONGEST_RESET] = max(took, int(pulse.row[LONGEST_RESET]))
+            pulse.was_reset()
         pulse.beat(before)

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from rlrun.core.awake import awake
 from rlrun.core.pulse import POLICY, Limits, Pulses, watch
 
 LOOK_SEC = 0.5
@@ -38,7 +37,6 @@ class Watchdog:
         self.main = threading.current_thread() is threading.main_thread()
         self.before: Any = signal.signal(signal.SIGALRM, self._interrupt) if self.main else None
         self.ident = threading.get_ident()
-        awake()  # begins to notice when the process is stopped
         self.thread = threading.Thread(target=self._look, name="watchdog", daemon=True)
         self.thread.start()
 

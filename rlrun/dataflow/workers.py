@@ -16,7 +16,6 @@ import os
 import selectors
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
@@ -24,7 +23,7 @@ from multiprocessing.connection import Connection
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from rlrun.core.awake import awake
+from rlrun.core.awake import awake, patiently
 from rlrun.core.errors import ProcessLost, RunFailed, explained
 from rlrun.machine.memory import keep_freed
 
@@ -308,11 +307,7 @@ class Workers:
 
     def _ready(self, timeout: float) -> list[Any]:
         """Returns the pipes with a message and the sentinels of dead workers; waits up to `timeout` seconds for one."""
-        end = awake() + timeout
-        ready = self.selector.select(timeout)
-        while not ready and (left := end - awake()) > 0.0:  # this process was stopped meanwhile
-            ready = self.selector.select(left)
-        return [key.fileobj for key, _ in ready]
+        return [key.fileobj for key, _ in patiently(self.selector.select, timeout)]
 
     def _drain(self, worker: Worker, there: bool = False) -> list[tuple[Worker, Any]]:
         """Reads all messages of a worker. there: a message, or the end of the pipe, is known to be there."""
@@ -340,9 +335,9 @@ class Workers:
         self.selector.close()
         for worker in self.members:
             worker.pipe.close()
-        deadline = time.monotonic() + grace_sec
+        deadline = awake() + grace_sec
         for worker in self.members:
-            worker.process.join(max(0.0, deadline - time.monotonic()))
+            worker.process.join(max(0.0, deadline - awake()))
         for worker in self.members:
             if worker.process.is_alive():
                 worker.process.kill()

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from rlrun.core.awake import awake
 from rlrun.core.passwords import masked
 from rlrun.loggers.mirror import Mirror
 
@@ -45,9 +46,9 @@ class Mirroring:
 
     def wait(self, hurried: Callable[[], bool] = lambda: False) -> None:
         """Waits until all is sent, for wait_sec seconds at most or until hurried(), and says what is missing then."""
-        end = time.monotonic() + self.wait_sec
+        end = awake() + self.wait_sec
         try:
-            while self.thread.is_alive() and time.monotonic() < end and not hurried():
+            while self.thread.is_alive() and awake() < end and not hurried():
                 self.thread.join(0.05)
         except KeyboardInterrupt:
             pass

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from rlrun.core.awake import awake
 from rlrun.core.passwords import masked
 
 PENDING = 10_000  # rows that may wait for slow sinks; further rows are dropped and counted
@@ -114,10 +115,10 @@ class Sinks:
 
     def _wait(self, hurried: Callable[[], bool], at_most: float) -> str:
         """Returns an empty string when the thread is done, or why it was left behind."""
-        began = heard = time.monotonic()
+        began = heard = awake()
         done, said = self._done(), False
         while self.thread.is_alive():
-            now = time.monotonic()
+            now = awake()
             if (newer := self._done()) != done:
                 done, heard = newer, now
             if hurried():

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from rlrun.core.awake import patiently
 from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.errors import ProcessLost, RunFailed
 from rlrun.core.schedule import Clock
@@ -186,7 +187,8 @@ class ShardedReplay:
         Waits up to `timeout` seconds for a message, or until a handle in `also` is ready.
         """
         if timeout > 0:
-            wait([*self.workers.by_handle, *(also or [])], timeout)
+            handles = [*self.workers.by_handle, *(also or [])]
+            patiently(lambda seconds: wait(handles, seconds), timeout)
         messages = self.workers.receive_or_nothing(0.0)
         for worker, message in messages:
             shard = self.number[worker.name]

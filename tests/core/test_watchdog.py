@@ -17,7 +17,10 @@ with pulse.doing(pulse.STEP):
     try:
         for _ in range(12):
             time.sleep(0.05)
-        print("goes on", flush=True)
+        dog.pulse.stepped()
+        dog.pulse.was_reset()
+        longest = max(dog.pulse.row[pulse.LONGEST_STEP], dog.pulse.row[pulse.LONGEST_RESET])
+        print("goes on", 0.5e9 < longest < 2e9, flush=True)
         time.sleep(20)
     except watchdog.Hang:
         print("hangs", flush=True)
@@ -33,6 +36,6 @@ def test_a_process_that_was_stopped_does_not_hang():
         child.send_signal(signal.SIGSTOP)
         time.sleep(3.0)
         child.send_signal(signal.SIGCONT)
-        assert child.communicate(timeout=30)[0].splitlines() == ["goes on", "hangs"]
+        assert child.communicate(timeout=30)[0].splitlines() == ["goes on True", "hangs"]
     finally:
         child.kill()
