@@ -87,6 +87,7 @@ EACH_AGENT = "algorithms that learn each agent by itself (not qmix, vdn, iql or 
 SEVERAL_AGENTS = "environments with several agents"
 LEARNT_VALUES = "algorithms that learn values (not algo.use_critic=false or algo.baseline=false)"
 EXPERIENCE = "runs that gather experience (not runner=offline)"
+REPLAYS = "runs that keep a replay (not runner=on_policy or offline)"
 SLATES = "environments that take slates (MultiDiscrete actions)"
 WORLD_MODELS = "algorithms with a world model"
 MODELLED = "estimates that fit a model (dm, dr or wdr among eval.estimate.methods)"

@@ -310,9 +310,15 @@ def learner_device(asked: Asked, machine: Machine, inference: Inference) -> Choi
     return device("cpu" if on_cpu else cfg.device, machine)
 
 
-def precision(wanted: str, where: torch.device, image: bool, machine: Machine, everything: bool = False) -> Choice:
+def precision(
+    wanted: str, where: torch.device, image: bool, machine: Machine, everything: bool = False, tasks: bool = False
+) -> Choice:
     """Chooses fp32 or bf16. Only convolutional encoders and the layers behind them use bf16, unless all of an
-    algorithm's networks can (everything)."""
+    algorithm's networks can (everything). Gradients of adapted policies (tasks) are made in fp32."""
+    if wanted == "bf16" and tasks:
+        raise UserError("resources.precision=bf16 is for algorithms without tasks: policies are adapted in fp32")
+    if tasks:
+        return Choice("fp32")
     if wanted == "bf16" and not image and not everything:
         raise UserError("resources.precision=bf16 is for environments that show images: only convolutions use bf16")
     if wanted != "auto" or not (image or everything):
@@ -477,7 +483,8 @@ def resources(
 ) -> Resources:
     """Makes the remaining decisions, which are the same for every runner, and puts all of them together."""
     kind, place = inference.value, where.value
-    digits = precision(asked.cfg.precision, place, asked.image, machine, asked.needs.low_precision)
+    tasks = asked.needs.tasks is not None
+    digits = precision(asked.cfg.precision, place, asked.image, machine, asked.needs.low_precision, tasks)
     graphs = cuda_graphs(asked, place, learners.value)
     chosen = (learners, *before, inference, where, digits, samplers, envs, threads, graphs)
     return Resources(

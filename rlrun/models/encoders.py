@@ -217,13 +217,21 @@ class ImageEncoder(nn.Module):
             hidden = []
             for part in (x,) if whole else x.split(CHUNK_ROWS):
                 # Transposing bytes first and then widening them costs a third of the other order.
-                pixels = part.contiguous(memory_format=torch.channels_last).to(compute)
+                pixels = by_pixel(part).to(compute)
                 if any(self.border):
                     pixels = F.pad(pixels, self.border)
                 first = F.conv2d(pixels, weight, self.first.bias, self.first.stride, self.first.padding)
                 hidden.append(self.convolutions(first).flatten(1))
             features = self.head(torch.cat(hidden) if len(hidden) > 1 else hidden[0])
         return features.float()
+
+
+def by_pixel(x: Tensor) -> Tensor:
+    """[N, C, H, W] with the channels of a pixel side by side in memory, which convolutions are fastest with. Inside of
+    torch.func's transformations (policies of several tasks) it stays as it is, because vmap knows no such order."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return x
+    return x.contiguous(memory_format=torch.channels_last)
 
 
 def channels_last(space: Box) -> bool:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import torch
 
 from rlrun.core.batch import SCALAR_REWARD, Field, RowSpec
-from rlrun.core.conditions import EXPERIENCE, OnlyFor, OnlyWith
+from rlrun.core.conditions import REPLAYS, OnlyFor, OnlyWith
 from rlrun.core.errors import UserError
 from rlrun.core.ranges import Count, NotNegative
 from rlrun.core.schedule import Schedule
@@ -26,12 +26,12 @@ class ReplayConfig:
     """Options of every replay."""
 
     name: Literal["uniform", "prioritized"]
-    capacity: Annotated[int, Count, OnlyFor(EXPERIENCE)]
-    compress: Annotated[bool, OnlyFor(EXPERIENCE)]
-    directory: Annotated[str | None, OnlyFor(EXPERIENCE)]
-    device: Annotated[Literal["auto", "cpu", "learner"], OnlyFor(EXPERIENCE)]
-    checkpoint: Annotated[Literal["auto"] | bool, OnlyFor(EXPERIENCE)]
-    checkpoint_max_gb: Annotated[float, NotNegative, OnlyWith("checkpoint", "auto"), OnlyFor(EXPERIENCE)]
+    capacity: Annotated[int, Count, OnlyFor(REPLAYS)]
+    compress: Annotated[bool, OnlyFor(REPLAYS)]
+    directory: Annotated[str | None, OnlyFor(REPLAYS)]
+    device: Annotated[Literal["auto", "cpu", "learner"], OnlyFor(REPLAYS)]
+    checkpoint: Annotated[Literal["auto"] | bool, OnlyFor(REPLAYS)]
+    checkpoint_max_gb: Annotated[float, NotNegative, OnlyWith("checkpoint", "auto"), OnlyFor(REPLAYS)]
 
     def __post_init__(self):
         if self.compress and (self.directory is not None or self.device == "learner"):

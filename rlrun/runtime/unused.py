@@ -122,6 +122,7 @@ KINDS: dict[str, Callable[[Plan], bool]] = {
     conditions.EACH_AGENT: lambda plan: not plan.spec.joint,
     conditions.SEVERAL_AGENTS: lambda plan: plan.spec.agents is not None,
     conditions.EXPERIENCE: lambda plan: plan.config.runner.name != "offline",
+    conditions.REPLAYS: lambda plan: plan.needs.replay is not None and plan.config.runner.name != "offline",
     conditions.MODELLED: lambda plan: bool({"dm", "dr", "wdr"} & set(plan.config.run.eval.estimate.methods)),
     conditions.PLAYED: lambda plan: not isinstance(plan.config.env, RecordedConfig),
     conditions.PACED: lambda plan: getattr(plan.config.runner, "pace", "ratio") == "ratio",

@@ -88,6 +88,12 @@ def test_a_default_may_be_said_and_a_folder_of_options_counts_as_the_command(tmp
     assert _dispatch([*words, "algo.head.noisy=true"]) == 0
 
 
+def test_options_of_a_replay_are_refused_in_a_run_without_one():
+    words = ["algo=marwil", "runner=on_policy", "algo.learns_from=experience", "env=CartPole-v1", "replay.capacity=100"]
+    with pytest.raises(UserError, match=r"replay\.capacity=100 does nothing in this run: it is for runs that keep a replay"):
+        _dispatch(["train", *words, "logger=[]"])
+
+
 def test_samplers_get_processes_where_an_option_is_about_them(capsys):
     words = ["--plan", "algo=impala", "env=CartPole-v1", "logger=[]", "runner.requests_in_flight=3"]
     assert _dispatch(["train", *words]) == 0
