@@ -13,7 +13,7 @@ from rlrun.config.algorithms import algorithm_class
 from rlrun.config.paths import base_options, included_groups, root, runner_of
 from rlrun.config.run import RunConfig
 from rlrun.config.unused import conditional_in
-from rlrun.core.conditions import EXPERIENCE, OnlyFor, OnlyWith
+from rlrun.core.conditions import EXPERIENCE, REPLAYS, OnlyFor, OnlyWith
 from rlrun.core.duties import EvalConfig
 from rlrun.rllib.fits import runner_class
 from rlrun.rllib.yaml_files import Imported, Line
@@ -28,8 +28,8 @@ def leave_out(made: Imported, outer: str | None, core: str) -> None:
         replay = typing.get_args(typing.get_type_hints(RunConfig)["replay"])[0]
         for place, cls in ((at, algorithm), ("replay", replay)):
             for option, _, condition in conditional_in(cls, place):
-                if isinstance(condition, OnlyFor) and condition.kind == EXPERIENCE:
-                    _leave_out(made, option, f"{option} is for {EXPERIENCE}")
+                if isinstance(condition, OnlyFor) and condition.kind in (EXPERIENCE, REPLAYS):
+                    _leave_out(made, option, f"{option} is for {condition.kind}")
     places = [
         (at, importlib.import_module(algorithm_class({"name": core}).__module__).Config),
         ("runner", runner_class(outer, core, made.values.get("runner._choice"))),
