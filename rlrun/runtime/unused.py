@@ -19,6 +19,7 @@ from rlrun.models.encoders import MLP, Behind, ImageEncoder, NatureCNN, Parts
 from rlrun.models.heads import QHead
 from rlrun.models.model import is_convolutional
 from rlrun.models.observations import entries_of
+from rlrun.policies.bandits import BanditPolicy
 from rlrun.runtime.plan import Plan
 
 
@@ -67,11 +68,11 @@ def _normalized(plan: Plan) -> bool:
 
 
 def _drawn(plan: Plan) -> bool:
-    """Only evolution has policies without initial weights."""
+    """Only evolution has policies without initial weights, and only bandits have none of the model's layers."""
     actor = getattr(plan.config.algo, "actor", None)
-    return (
-        plan.needs.population is None or bool(actor and actor.hidden) or plan.spec.image or _has_layers(_policy(plan))
-    )
+    if plan.needs.population is None:
+        return not isinstance(_policy(plan), BanditPolicy)
+    return bool(actor and actor.hidden) or plan.spec.image or _has_layers(_policy(plan))
 
 
 def _single_images(plan: Plan) -> bool:
