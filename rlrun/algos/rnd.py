@@ -23,8 +23,9 @@ Reported returns are those of the environment alone.
 Metrics: those of the inner algorithm; learn/intrinsic_reward: mean per row, weighted; prediction_error: mean squared
 error before it is divided; intrinsic_deviation: what it is divided by; predictor_loss; rnd_grad_norm, rnd_lr and
 rnd_skipped_updates, which mean the same as those of the inner algorithm.
-The predictor's extra layers (predictor_hidden) suit images. Where observations are choices or few numbers, they let the
-error of one state disturb that of others, so that it never falls to 0: leave predictor_hidden empty there.
+The predictor's extra layers (predictor_hidden) are for images. Where an observation is a single choice, as on
+FrozenLake, they let what is learnt about one state disturb the others, and errors do not fall to 0: set
+predictor_hidden=[] there.
 Checked: tests/algos/test_rnd.py (errors, moments and returns by hand), tuned/rnd/ (a FrozenLake of 24x24, which PPO
 alone does not learn).
 """
