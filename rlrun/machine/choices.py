@@ -1,25 +1,23 @@
-"""The decisions from which a runner's layout() is made.
+"""How a run is laid out: learners, columns, inference and samplers. How it computes: compute.py.
 
 Each is a function of the request and of the machine. It returns its value and a sentence that tells the user why."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from dataclasses import replace
+from typing import Literal
 
 import torch
 
-from rlrun.core.algorithm import Needs
-from rlrun.core.env import EnvFactory
 from rlrun.core.errors import EnvError, UserError
+from rlrun.machine import compute
+from rlrun.machine.asked import Asked, Choice, Spread, counted
 from rlrun.machine.machine import Machine
-from rlrun.machine.resources import BATCHED_GROUPS, Inference, Pace, Precision, Resources, ResourcesConfig
+from rlrun.machine.resources import BATCHED_GROUPS, Inference, Pace, Resources
 
 MAX_ENVS = 64  # environments of one run that `auto` chooses at most; with more, short runs finish too few games
 MAX_GPU_ENVS = 256  # the same with inference on a GPU, where many small messages would cost more than acting
-MAX_THREADS = 8  # threads of a learner that `auto` chooses at most
 MAX_COLUMNS = 16  # columns of a fragment that `auto` chooses at most; inference on a CPU gains nothing from more
-THREADED_ROWS = 128  # an update of at least this many vectors may gain from threads
 UPDATE_SEC = 2e-3  # the least time that an update of small nets takes
 MINOR_SHARE = 0.25  # environments that take less than this share of learning's time get no process of their own
 # With a replay, a group that a GPU acts for has at least this many columns: handing over fewer costs more than a step.
@@ -27,46 +25,7 @@ GPU_COLUMNS = 4
 CHEAP_STEP_SEC = 30e-6  # seconds of one env's step; for cheaper ones, processes cost more than they gain
 
 
-class Choice(NamedTuple):
-    """A decision and the sentence that explains it. The sentence is empty if the user decided."""
-
-    value: Any
-    why: str = ""
-    pace: Pace | None = None  # the measurement behind it, if the run should look again
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """The requests of the user and the needs of the algorithm."""
-
-    cfg: ResourcesConfig
-    needs: Needs
-    image: bool  # whether observations contain an image
-    make_env: EnvFactory
-    for_samplers: str = ""  # an option that the user set and that is for samplers in processes of their own
-    num_shards: int = 1  # processes that hold a replay's rows, each of which needs a producer of fragments
-
-    @property
-    def update_rows(self) -> int:
-        """Number of rows that one update learns from."""
-        return self.needs.columns * (self.needs.rows if self.needs.replay is None else self.needs.replay.rows_learnt)
-
-
-class Spread(NamedTuple):
-    """The columns that samplers share."""
-
-    total: int  # over all learners
-    per_learner: int
-    shared: bool  # whether a learner's samplers divide them; otherwise each sampler has this many
-    name: str  # what messages call them
-
-
 # -- learners ----------------------------------------------------------------------------------------------------------
-
-
-def check_device(asked: Asked, machine: Machine) -> None:
-    """Raises UserError for a device that does not exist, before other errors can be raised."""
-    device(asked.cfg.device, machine)
 
 
 def check_own_samplers(asked: Asked, every_process_learns: bool) -> None:
@@ -106,7 +65,7 @@ def learners_in_lockstep(asked: Asked, machine: Machine) -> Choice:
     devices = len(machine.gpus) if on_gpus else machine.sampling_cores
     if on_gpus and cfg.device != "auto" and torch.device(cfg.device).index is not None:
         devices = 1  # the device that the user named
-    there = _counted(devices, "GPU" if on_gpus else "core") + _of_nodes(machine)
+    there = counted(devices, "GPU" if on_gpus else "core") + _of_nodes(machine)
     fitting = [n for n in range(1, devices + 1) if needs.columns % n == 0]
     if cfg.num_learners == "auto":
         if not needs.every_process_learns or needs.replay is not None or cfg.exact:
@@ -134,7 +93,7 @@ def learners_on_their_own(asked: Asked, machine: Machine) -> Choice:
     """Chooses the number of learners that have train batches of their own and share the weights in memory.
 
     Raises UserError if there are fewer cores."""
-    cfg, there = asked.cfg, _counted(machine.cores, "core")
+    cfg, there = asked.cfg, counted(machine.cores, "core")
     if cfg.num_learners == "auto":
         return (
             Choice(1)
@@ -193,7 +152,7 @@ def inference(asked: Asked, machine: Machine, learners: int, spread: Spread) -> 
         if needs.replay is not None and columns % BATCHED_GROUPS:
             return Choice(
                 "local",
-                f"inference=local: {_counted(columns, 'environment')} cannot take turns on the GPU (algo.num_envs)",
+                f"inference=local: {counted(columns, 'environment')} cannot take turns on the GPU (algo.num_envs)",
             )
         return Choice("batched", "inference=batched: one thread acts for all samplers on the GPU")
     if cfg.num_samplers != "auto" and cfg.num_samplers > 1:
@@ -236,7 +195,7 @@ def _inference_on_nodes(asked: Asked, machine: Machine, learners: int) -> Choice
         )
     if cfg.inference not in ("auto", "local"):
         raise UserError(f"resources.inference={cfg.inference}: the samplers of resources=ray act with copies (local)")
-    nodes = _counted(len(machine.nodes), "node")
+    nodes = counted(len(machine.nodes), "node")
     return Choice("local", f"inference=local: samplers act with copies of the policy on {nodes}")
 
 
@@ -250,7 +209,9 @@ def _inference_by_pace(asked: Asked, machine: Machine, learners: int, columns: i
     # Seconds of learning for one env step.
     learning = UPDATE_SEC * needs.replay.ratio / asked.update_rows if needs.replay is not None else 0.0
     on_cpu = cfg.device == "cpu" or not machine.gpus
-    takes_all_cores = on_cpu and len(replay_threads(asked, machine, "serial", torch.device("cpu"), learners).value) > 1
+    takes_all_cores = (
+        on_cpu and len(compute.replay_threads(asked, machine, "serial", torch.device("cpu"), learners).value) > 1
+    )
     serial_below = max(CHEAP_STEP_SEC, MINOR_SHARE * learning if takes_all_cores else 0.0)
     chosen: Literal["serial", "local"] = "serial" if seconds < serial_below else "local"
     if seconds < CHEAP_STEP_SEC:
@@ -275,71 +236,6 @@ def inference_of_separate_samplers(asked: Asked, machine: Machine, learners: int
     if cfg.ray is None and cfg.inference == "auto" and not (asked.image and cfg.device != "cpu" and machine.gpus):
         return Choice("local", "inference=local: samplers are processes of their own")
     return inference(asked, machine, learners, spread)
-
-
-# -- devices -----------------------------------------------------------------------------------------------------------
-
-
-def device(wanted: str, machine: Machine) -> Choice:
-    """Chooses a torch.device. Raises UserError for one that does not exist."""
-    if wanted == "auto":
-        if machine.gpus:
-            return Choice(torch.device("cuda", 0), f"device=cuda: {machine.gpus[0]}")
-        return Choice(torch.device("cpu"), "device=cpu: no CUDA GPU is visible")
-    try:
-        made = torch.device(wanted)
-    except RuntimeError:
-        raise UserError(f"resources.device={wanted} is not a device; auto, cpu, cuda or cuda:N") from None
-    if made.type == "cuda" and (made.index or 0) >= len(machine.gpus):
-        raise UserError(f"resources.device={wanted}: {len(machine.gpus)} CUDA devices are visible")
-    if made.type not in ("cpu", "cuda"):
-        raise UserError(f"resources.device={wanted}: rlrun runs on cpu and cuda")
-    return Choice(torch.device("cuda", made.index or 0) if made.type == "cuda" else made)
-
-
-def learner_device(asked: Asked, machine: Machine, inference: Inference) -> Choice:
-    """Chooses the learner's torch.device.
-
-    With serial inference the learner's policy acts on the CPU, unless every process learns."""
-    cfg, on_cpu = asked.cfg, inference == "serial" and not asked.needs.every_process_learns
-    if on_cpu and cfg.device not in ("auto", "cpu"):
-        raise UserError(
-            f"resources.device={cfg.device}: serial inference acts with the learner's policy on the CPU; use"
-            " inference=local or batched"
-        )
-    return device("cpu" if on_cpu else cfg.device, machine)
-
-
-def precision(
-    wanted: str, where: torch.device, image: bool, machine: Machine, everything: bool = False, tasks: bool = False
-) -> Choice:
-    """Chooses fp32 or bf16. Only convolutional encoders and the layers behind them use bf16, unless all of an
-    algorithm's networks can (everything). Gradients of adapted policies (tasks) are made in fp32."""
-    if wanted == "bf16" and tasks:
-        raise UserError("resources.precision=bf16 is for algorithms without tasks: policies are adapted in fp32")
-    if tasks:
-        return Choice("fp32")
-    if wanted == "bf16" and not image and not everything:
-        raise UserError("resources.precision=bf16 is for environments that show images: only convolutions use bf16")
-    if wanted != "auto" or not (image or everything):
-        return Choice("bf16" if wanted == "bf16" else "fp32")
-    if where.type == "cuda":
-        return Choice("bf16", f"precision=bf16: {'products' if everything else 'convolutions'} on a GPU")
-    fast = machine.fast_bf16
-    chosen = "bf16" if fast else "fp32"
-    return Choice(
-        chosen, f"precision={chosen}: the CPU has {'/'.join(sorted(fast)) if fast else 'neither AVX512-BF16 nor AMX'}"
-    )
-
-
-def acting_precision(
-    asked: Asked, machine: Machine, inference: Inference, where: torch.device, learning: Precision
-) -> Precision:
-    """Returns fp32 if samplers act on a CPU without bf16 for a learner on a GPU, otherwise the learner's precision."""
-    on_slow_cpu = (
-        inference == "local" and where.type != "cpu" and asked.cfg.precision == "auto" and not machine.fast_bf16
-    )
-    return "fp32" if on_slow_cpu else learning
 
 
 # -- samplers ----------------------------------------------------------------------------------------------------------
@@ -382,7 +278,7 @@ def samplers_per_learner(
         )
         each = " for each learner" if learners > 1 else ""
         on = _of_nodes(machine)
-        why = f"num_samplers={count * learners}: {_counted(available, 'core')}{on}{each}{what if spread.shared else ''}"
+        why = f"num_samplers={count * learners}: {counted(available, 'core')}{on}{each}{what if spread.shared else ''}"
         if spread.shared and count * groups < asked.num_shards:
             more = range(count + 1, spread.per_learner // groups + 1)
             enough = [n for n in more if n * groups >= asked.num_shards and spread.per_learner % (n * groups) == 0]
@@ -406,7 +302,7 @@ def envs_per_group(
     if wanted == "auto":
         envs = max(count for count in range(1, share + 1) if share % count == 0 and count <= most)
         whose = f", which fill the {spread.total} columns of the batch" if asked.needs.replay is None else ""
-        total = _counted(envs * samplers * groups * learners, "environment")
+        total = counted(envs * samplers * groups * learners, "environment")
         return Choice(envs, f"envs_per_sampler={envs}: {total} in all{whose}")
     if share % wanted:
         part = f"{share}, each sampler's part of the {spread.name}" if spread.shared else f"the {spread.name}"
@@ -418,52 +314,6 @@ def most_envs(learners: int, samplers: int, inference: Inference, where: torch.d
     """Returns the most columns of a fragment that keep a run within MAX_ENVS or MAX_GPU_ENVS environments."""
     of_run = MAX_GPU_ENVS if where.type == "cuda" and inference == "batched" else MAX_ENVS
     return max(1, of_run // (samplers * _groups(inference) * learners))
-
-
-# -- how the learner computes ------------------------------------------------------------------------------------------
-
-
-def replay_threads(asked: Asked, machine: Machine, inference: Inference, where: torch.device, learners: int) -> Choice:
-    """Chooses the numbers of threads that a learner with a replay tries. Only large updates gain from threads."""
-    free = machine.cores if inference == "serial" or machine.cores == 2 else machine.cores - 1
-    return _threads(asked, where, learners, free if asked.image or asked.update_rows >= THREADED_ROWS else 1)
-
-
-def waited_for_threads(
-    asked: Asked, machine: Machine, where: torch.device, learners: int, large: bool = False
-) -> Choice:
-    """Chooses the numbers of threads to try for a learner that samplers wait for.
-
-    All other cores are idle while it learns from images, or makes products that are as large (`large`)."""
-    gains = (asked.image or large) and not asked.needs.every_process_learns
-    return _threads(asked, where, learners, machine.cores if gains else 1)
-
-
-def one_thread(asked: Asked) -> Choice:
-    """Chooses one thread, for a learner whose samplers do not wait.
-
-    Two threads lose far more beside busy processes than they win."""
-    return Choice((1,) if asked.cfg.learner_threads == "auto" else (asked.cfg.learner_threads,))
-
-
-def _threads(asked: Asked, where: torch.device, learners: int, free: int) -> Choice:
-    cfg = asked.cfg
-    if cfg.learner_threads != "auto":
-        return Choice((cfg.learner_threads,))
-    if where.type != "cpu" or learners > 1 or cfg.exact or free < 2:
-        return Choice((1,))
-    numbers = tuple(2**power for power in range(min(free, MAX_THREADS).bit_length()))
-    return Choice(numbers, f"learner_threads={' or '.join(map(str, numbers))}: the fastest, re-tuned while running")
-
-
-def cuda_graphs(asked: Asked, where: torch.device, learners: int) -> Choice:
-    """Decides whether GPU work is recorded as CUDA graphs (machine/graphs.py)."""
-    if where.type != "cuda" or not asked.cfg.cuda_graphs:
-        return Choice(False)
-    return Choice(
-        True,
-        "cuda_graphs=true: " + ("acting is" if learners > 1 else "updates and acting are") + " recorded and replayed",
-    )
 
 
 # -- all together ------------------------------------------------------------------------------------------------------
@@ -484,8 +334,8 @@ def resources(
     """Makes the remaining decisions, which are the same for every runner, and puts all of them together."""
     kind, place = inference.value, where.value
     tasks = asked.needs.tasks is not None
-    digits = precision(asked.cfg.precision, place, asked.image, machine, asked.needs.low_precision, tasks)
-    graphs = cuda_graphs(asked, place, learners.value)
+    digits = compute.precision(asked.cfg.precision, place, asked.image, machine, asked.needs.low_precision, tasks)
+    graphs = compute.cuda_graphs(asked, place, learners.value)
     chosen = (learners, *before, inference, where, digits, samplers, envs, threads, graphs)
     return Resources(
         inference=kind,
@@ -494,7 +344,7 @@ def resources(
         envs_per_group=envs.value,
         device=place,
         precision=digits.value,
-        acting_precision=acting_precision(asked, machine, kind, place, digits.value),
+        acting_precision=compute.acting_precision(asked, machine, kind, place, digits.value),
         learner_threads=threads.value,
         cuda_graphs=graphs.value,
         tapes=asked.cfg.tapes and place.type == "cpu" and learners.value == 1,
@@ -510,11 +360,7 @@ def _groups(inference: Inference) -> int:
 
 
 def _of_nodes(machine: Machine) -> str:
-    return f" of {_counted(len(machine.nodes), 'node')}" if machine.nodes else ""
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'s' if count > 1 else ''}"
+    return f" of {counted(len(machine.nodes), 'node')}" if machine.nodes else ""
 
 
 def _either(numbers: list[int]) -> str:

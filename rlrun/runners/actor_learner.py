@@ -21,8 +21,8 @@ from rlrun.core.run import Job
 from rlrun.core.timing import Timers
 from rlrun.dataflow.reuse import FragmentReplay, Gatherer, PassRing
 from rlrun.dataflow.slots import Fragment, Header
-from rlrun.machine import choices
-from rlrun.machine.choices import Asked
+from rlrun.machine import choices, compute
+from rlrun.machine.asked import Asked
 from rlrun.machine.machine import Machine
 from rlrun.machine.resources import Resources
 from rlrun.runners.base import Factories, RunnerConfig
@@ -48,18 +48,18 @@ class Config(RunnerConfig):
 
 def layout(asked: Asked, machine: Machine) -> Resources:
     """Samplers run ahead of the learner, so the learner has one thread. Each sampler fills parts of a train batch."""
-    choices.check_device(asked, machine)
+    compute.check_device(asked, machine)
     choices.check_own_samplers(asked, asked.needs.every_process_learns)
     learners = choices.learners_in_lockstep(asked, machine)
     spread = choices.batch_columns(asked, learners.value, shared=False)
     inference = choices.inference(asked, machine, learners.value, spread)
-    where = choices.learner_device(asked, machine, inference.value)
+    where = compute.learner_device(asked, machine, inference.value)
     samplers = choices.samplers_per_learner(asked, machine, learners.value, inference.value, where.value, spread)
     most = min(choices.MAX_COLUMNS, choices.most_envs(learners.value, samplers.value, inference.value, where.value))
     if inference.value == "serial":
         most = spread.per_learner
     envs = choices.envs_per_group(asked, learners.value, samplers.value, inference.value, most, spread)
-    threads = choices.one_thread(asked)
+    threads = compute.one_thread(asked)
     return choices.resources(
         asked,
         machine,

@@ -36,8 +36,8 @@ from rlrun.dataflow.shared import SharedLearner
 from rlrun.dataflow.slots import Header
 from rlrun.dataflow.supervision import Supervised
 from rlrun.dataflow.workers import READY, Worker, no_word
-from rlrun.machine import choices
-from rlrun.machine.choices import Asked
+from rlrun.machine import choices, compute
+from rlrun.machine.asked import Asked
 from rlrun.machine.machine import Machine
 from rlrun.machine.resources import Resources
 from rlrun.replay.buffer import Replay
@@ -61,7 +61,7 @@ def layout(asked: Asked, machine: Machine) -> Resources:
         raise UserError(
             f"resources.device={asked.cfg.device}: workers that share weights without waiting learn on the CPU"
         )
-    choices.check_device(asked, machine)
+    compute.check_device(asked, machine)
     choices.check_own_samplers(asked, every_process_learns=True)
     asked = choices.every_process_learns(asked)
     learners = choices.learners_on_their_own(asked, machine)
@@ -79,13 +79,13 @@ def layout(asked: Asked, machine: Machine) -> Resources:
             f"resources.inference={inference.value}: workers that share weights without waiting have their environments"
             " in their own process (serial)"
         )
-    where = choices.device("cpu", machine)
+    where = compute.device("cpu", machine)
     samplers = choices.samplers_per_learner(asked, machine, learners.value, "serial", where.value, spread)
     envs = choices.envs_per_group(asked, learners.value, samplers.value, "serial", spread.per_learner, spread)
     if replayed:
-        threads = choices.replay_threads(asked, machine, "serial", where.value, learners.value)
+        threads = compute.replay_threads(asked, machine, "serial", where.value, learners.value)
     else:
-        threads = choices.waited_for_threads(asked, machine, where.value, learners.value)
+        threads = compute.waited_for_threads(asked, machine, where.value, learners.value)
     return choices.resources(
         asked,
         machine,

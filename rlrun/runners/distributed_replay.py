@@ -29,8 +29,8 @@ from rlrun.dataflow.reuse import Gatherer
 from rlrun.dataflow.slots import Fragment, Header
 from rlrun.dataflow.stores import Key
 from rlrun.dataflow.workers import CONTEXT
-from rlrun.machine import choices
-from rlrun.machine.choices import Asked
+from rlrun.machine import choices, compute
+from rlrun.machine.asked import Asked
 from rlrun.machine.machine import Machine
 from rlrun.machine.resources import Resources
 from rlrun.replay.late import Writes
@@ -53,7 +53,7 @@ class Config(RunnerConfig):
 
 def layout(asked: Asked, machine: Machine) -> Resources:
     """There is one learner. Samplers and shards of the replay are separate processes."""
-    choices.check_device(asked, machine)
+    compute.check_device(asked, machine)
     choices.check_own_samplers(asked, asked.needs.every_process_learns)
     if asked.cfg.num_learners not in ("auto", 1):
         raise UserError(
@@ -64,10 +64,10 @@ def layout(asked: Asked, machine: Machine) -> Resources:
     columns = choices.replay_columns(asked, 1)
     spread = columns.value
     inference = choices.inference_of_separate_samplers(asked, machine, 1, spread)
-    where = choices.learner_device(asked, machine, inference.value)
+    where = compute.learner_device(asked, machine, inference.value)
     samplers = choices.samplers_per_learner(asked, machine, 1, inference.value, where.value, spread)
     envs = choices.envs_per_group(asked, 1, samplers.value, inference.value, spread.per_learner, spread)
-    threads = choices.replay_threads(asked, machine, inference.value, where.value, 1)
+    threads = compute.replay_threads(asked, machine, inference.value, where.value, 1)
     return choices.resources(
         asked,
         machine,

@@ -21,8 +21,8 @@ from rlrun.core.evolution import Report
 from rlrun.core.run import Job
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.slots import Episode, Header
-from rlrun.machine import choices
-from rlrun.machine.choices import Asked, Choice
+from rlrun.machine import choices, compute
+from rlrun.machine.asked import Asked, Choice
 from rlrun.machine.machine import Machine
 from rlrun.machine.resources import Inference, Precision, Resources
 from rlrun.runners.base import Factories, RunnerConfig
@@ -41,7 +41,7 @@ def layout(asked: Asked, machine: Machine) -> Resources:
     little work."""
     cfg, population = asked.cfg, asked.needs.population
     assert population is not None
-    choices.check_device(asked, machine)
+    compute.check_device(asked, machine)
     choices.check_own_samplers(asked, asked.needs.every_process_learns)
     if cfg.num_learners not in ("auto", 1):
         raise UserError(
@@ -84,7 +84,7 @@ def layout(asked: Asked, machine: Machine) -> Resources:
         over = f"{samplers.value} sampler{'s' * (samplers.value > 1)}"
         envs = Choice(count, f"envs_per_sampler={count}: {2 * population.pairs} episodes an update over {over}")
     precision: Precision = (
-        "fp32" if cfg.precision == "auto" else choices.precision(cfg.precision, CPU, asked.image, machine).value
+        "fp32" if cfg.precision == "auto" else compute.precision(cfg.precision, CPU, asked.image, machine).value
     )
     return Resources(
         inference=kind,

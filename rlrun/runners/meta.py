@@ -18,8 +18,8 @@ from rlrun.core.errors import UserError
 from rlrun.core.run import Job
 from rlrun.dataflow.reuse import Gatherer
 from rlrun.dataflow.slots import Fragment, Header
-from rlrun.machine import choices
-from rlrun.machine.choices import Asked, Choice
+from rlrun.machine import choices, compute
+from rlrun.machine.asked import Asked, Choice
 from rlrun.machine.machine import Machine
 from rlrun.machine.resources import Resources
 from rlrun.runners.base import Factories, RunnerConfig
@@ -43,7 +43,7 @@ def layout(asked: Asked, machine: Machine) -> Resources:
     if asked.cfg.inference == "auto" and asked.image:  # which would be batched on a GPU
         asked = replace(asked, cfg=replace(asked.cfg, inference="local" if machine.cores > 1 else "serial"))
     asked = replace(asked, needs=replace(asked.needs, columns=asked.needs.columns // tasks.rounds))
-    choices.check_device(asked, machine)
+    compute.check_device(asked, machine)
     choices.check_own_samplers(asked, asked.needs.every_process_learns)
     learners = choices.learners_in_lockstep(asked, machine)
     if tasks.count % learners.value:
@@ -53,7 +53,7 @@ def layout(asked: Asked, machine: Machine) -> Resources:
     spread = choices.batch_columns(asked, learners.value, shared=True)
     spread = spread._replace(name=f"{spread.total} environments (algo.num_tasks * algo.envs_per_task)")
     inference = choices.inference(asked, machine, learners.value, spread)
-    where = choices.learner_device(asked, machine, inference.value)
+    where = compute.learner_device(asked, machine, inference.value)
     samplers = choices.samplers_per_learner(asked, machine, learners.value, inference.value, where.value, spread)
     each = spread.per_learner // samplers.value
     if asked.cfg.envs_per_sampler not in ("auto", each):
@@ -62,7 +62,7 @@ def layout(asked: Asked, machine: Machine) -> Resources:
             f" samplers has {each} of the {spread.total} environments (algo.num_tasks * algo.envs_per_task)"
         )
     envs = Choice(each, f"envs_per_sampler={each}: {spread.total} environments, of which each plays one task")
-    threads = choices.waited_for_threads(asked, machine, where.value, learners.value, large=True)
+    threads = compute.waited_for_threads(asked, machine, where.value, learners.value, large=True)
     return choices.resources(
         asked,
         machine,

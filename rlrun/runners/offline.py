@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 from rlrun.core.run import Job
 from rlrun.dataflow.reuse import Gatherer
 from rlrun.dataflow.slots import Fragment
-from rlrun.machine import choices
-from rlrun.machine.choices import Asked, Choice
+from rlrun.machine import choices, compute
+from rlrun.machine.asked import Asked, Choice
 from rlrun.machine.machine import Machine
 from rlrun.machine.resources import Resources
 from rlrun.replay.late import Writes
@@ -32,12 +32,12 @@ class Config(RunnerConfig):
 
 def layout(asked: Asked, machine: Machine) -> Resources:
     """There are no samplers, and the learner may use all cores."""
-    choices.check_device(asked, machine)
+    compute.check_device(asked, machine)
     choices.refuse_samplers(asked)
     learners = choices.learners_in_lockstep(asked, machine)
     inference = Choice("serial")
-    where = choices.device(asked.cfg.device, machine)
-    threads = choices.replay_threads(asked, machine, inference.value, where.value, learners.value)
+    where = compute.device(asked.cfg.device, machine)
+    threads = compute.replay_threads(asked, machine, inference.value, where.value, learners.value)
     return choices.resources(
         asked,
         machine,

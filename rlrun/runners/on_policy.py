@@ -13,8 +13,8 @@ from typing import ClassVar
 from rlrun.core.algorithm import Update
 from rlrun.core.run import Job
 from rlrun.dataflow.reuse import Gatherer
-from rlrun.machine import choices
-from rlrun.machine.choices import Asked
+from rlrun.machine import choices, compute
+from rlrun.machine.asked import Asked
 from rlrun.machine.machine import Machine
 from rlrun.machine.resources import Resources
 from rlrun.runners.base import Factories, RunnerConfig
@@ -29,18 +29,18 @@ class Config(RunnerConfig):
 
 def layout(asked: Asked, machine: Machine) -> Resources:
     """Samplers and learners take turns, so each may use all cores, and the samplers together hold one train batch."""
-    choices.check_device(asked, machine)
+    compute.check_device(asked, machine)
     choices.check_own_samplers(asked, asked.needs.every_process_learns)
     learners = choices.learners_in_lockstep(asked, machine)
     spread = choices.batch_columns(asked, learners.value, shared=True)
     inference = choices.inference(asked, machine, learners.value, spread)
-    where = choices.learner_device(asked, machine, inference.value)
+    where = compute.learner_device(asked, machine, inference.value)
     samplers = choices.samplers_per_learner(asked, machine, learners.value, inference.value, where.value, spread)
     most = choices.most_envs(learners.value, samplers.value, inference.value, where.value)
     if inference.value == "serial":
         most = spread.per_learner
     envs = choices.envs_per_group(asked, learners.value, samplers.value, inference.value, most, spread)
-    threads = choices.waited_for_threads(asked, machine, where.value, learners.value)
+    threads = compute.waited_for_threads(asked, machine, where.value, learners.value)
     return choices.resources(
         asked,
         machine,

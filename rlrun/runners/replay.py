@@ -21,8 +21,8 @@ from rlrun.core.ranks import Ranks
 from rlrun.core.run import Job
 from rlrun.dataflow.reuse import Gatherer
 from rlrun.datasets.rows import WithData
-from rlrun.machine import choices
-from rlrun.machine.choices import Asked
+from rlrun.machine import choices, compute
+from rlrun.machine.asked import Asked
 from rlrun.machine.machine import Machine
 from rlrun.machine.resources import Resources
 from rlrun.replay.late import Writes
@@ -37,16 +37,16 @@ class Config(RunnerConfig):
 
 def layout(asked: Asked, machine: Machine) -> Resources:
     """All samplers of a learner feed one replay. The learner gets all cores where learning is most of the work."""
-    choices.check_device(asked, machine)
+    compute.check_device(asked, machine)
     choices.check_own_samplers(asked, asked.needs.every_process_learns)
     learners = choices.learners_in_lockstep(asked, machine)
     columns = choices.replay_columns(asked, learners.value)
     spread = columns.value
     inference = choices.inference(asked, machine, learners.value, spread)
-    where = choices.learner_device(asked, machine, inference.value)
+    where = compute.learner_device(asked, machine, inference.value)
     samplers = choices.samplers_per_learner(asked, machine, learners.value, inference.value, where.value, spread)
     envs = choices.envs_per_group(asked, learners.value, samplers.value, inference.value, spread.per_learner, spread)
-    threads = choices.replay_threads(asked, machine, inference.value, where.value, learners.value)
+    threads = compute.replay_threads(asked, machine, inference.value, where.value, learners.value)
     return choices.resources(
         asked,
         machine,

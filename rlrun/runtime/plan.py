@@ -27,7 +27,7 @@ from rlrun.core.specs import EnvSpec
 from rlrun.core.watchdog import watched
 from rlrun.envs import registry
 from rlrun.envs.recorded import RecordedConfig
-from rlrun.machine.choices import Asked
+from rlrun.machine.asked import Asked
 from rlrun.machine.machine import Machine
 from rlrun.machine.nodes import RayConfig, shares
 from rlrun.machine.resources import Resources
