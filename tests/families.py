@@ -41,7 +41,7 @@ ADAPTING = [algo for algo, needs in NEEDS.items() if needs.tasks is not None]  #
 ANY_ACTION = [algo for algo, needs in NEEDS.items() if "nested" in needs.actions and algo not in ADAPTING]
 # Actor and critics, learnt from a replay.
 ACTORS = [algo for algo in REPLAYING if "box" in NEEDS[algo].actions and algo not in DREAMING]
-SAMPLING = ["sac", "tqc", "cql", "implicit_q"]  # of them those whose policy is a distribution
+SAMPLING = ["sac", "tqc", "cql", "implicit_q", "crr"]  # of them those whose policy is a distribution
 MEMORY = [*ANY_ACTION, "r2d2"]  # take model=lstm
 # What algorithms with a memory need besides it.
 REMEMBERING = {"bc": ["algo.sequence_length=5", "algo.batch_size=20"]}

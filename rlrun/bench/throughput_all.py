@@ -43,6 +43,7 @@ OTHERS = {
 DATA = {
     "bc": "CartPole-v1",
     "cql": "Pendulum-v1",
+    "crr": "Pendulum-v1",
     "discrete_cql": "CartPole-v1",
     "implicit_q": "Pendulum-v1",
     "marwil": "CartPole-v1",

@@ -81,7 +81,7 @@ TRAVELLING = "runs with one learner, to which rows come from other machines"
 LEARNERS = "runs with several learners (resources.num_learners)"
 REWARDS = "algorithms with algo.reward_clip, which takes its default from it"
 FIRST_PRIORITIES = (
-    "algorithms whose samplers can compute first priorities (all but sac, tqc, cql, implicit_q and maddpg)"
+    "algorithms whose samplers can compute first priorities (all but sac, tqc, cql, implicit_q, crr and maddpg)"
 )
 EACH_AGENT = "algorithms that learn each agent by itself (not qmix, vdn, iql or maddpg)"
 SEVERAL_AGENTS = "environments with several agents"

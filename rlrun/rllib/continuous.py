@@ -1,4 +1,4 @@
-"""Translates RLlib's options of DDPG, TD3, SAC, CQL, ES and ARS to rlrun's, as a part of translate.py.
+"""Translates RLlib's options of DDPG, TD3, SAC, CQL, CRR, ES and ARS to rlrun's, as a part of translate.py.
 
 Noise is converted to units of an action's range; networks and learning rates get their new names.
 """
@@ -20,10 +20,13 @@ def continuous(one: Translation) -> None:
         return
     if one.core not in OFF_POLICY:
         return
-    from_replay(one)
+    if one.core != "crr":  # RLlib's CRR reads its batches from files and has no replay
+        from_replay(one)
     at = one.inner
     if one.core in SOFT:
         _soft(one)
+    elif one.core == "crr":
+        _regularized(one)
     else:
         _deterministic(one)
         one.set(
@@ -87,6 +90,30 @@ def _soft(one: Translation) -> None:
     random = one.get("exploration_config.random_timesteps", default=0)
     why = "" if "exploration_config.random_timesteps" in one.given else "StochasticSampling begins with the policy"
     one.set(f"{at}.random_steps", int(random or 0), "exploration_config.random_timesteps", why=why)
+
+
+def _regularized(one: Translation) -> None:
+    """CRR, which is the only one of these whose replay holds nothing but data."""
+    at = one.inner
+    deterministic_nets(one)
+    one.set(f"{at}.twin_q", bool(one.get("twin_q")), "twin_q")
+    exponential = one.get("weight_type") == "exp"
+    one.set(f"{at}.weight", "exp" if exponential else "binary", "weight_type")
+    for key, ours in (("temperature", "temperature"), ("max_weight", "weight_clip")):
+        if exponential:
+            one.set(f"{at}.{ours}", float(one.get(key)), key)
+        one.say(key, "dropped", why="weight_type=bin has no such number")
+    kind = str(one.get("advantage_type"))
+    one.set(f"{at}.advantage", kind, "advantage_type")
+    if kind != "expectation":
+        one.set(f"{at}.num_actions", int(one.get("n_action_sample")), "n_action_sample")
+    one.say("n_action_sample", "dropped", why="an expectation draws no actions")
+    huber = one.get("td_error_loss_fn") == "huber"
+    one.set(f"{at}.huber_delta", 1.0 if huber else None, "td_error_loss_fn")
+    key = "categorical_distribution_temperature"
+    if one.discrete and float(one.get(key)) != 1.0:
+        one.set("model.temperature", float(one.get(key)), key)
+    one.say(key, "dropped", why="it is 1, or actions are continuous")
 
 
 def _deterministic(one: Translation) -> None:

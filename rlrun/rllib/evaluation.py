@@ -60,10 +60,10 @@ def _iteration(it: Translation) -> int | None:
 def _iteration_of_data(it: Translation) -> int | None:
     """Returns the rows that RLlib learns in an iteration, or None if a clock or the size of the data ends it.
 
-    RLlib's CQL inherits from SAC that an iteration lasts for a second at least."""
+    RLlib's CQL inherits from SAC that an iteration lasts for a second at least, and its CRR has ten seconds."""
     updates = it.given.get("dataset_num_iters_per_learner", 1 if it.era != "new" else None)
     clock = any(it.given.get(key) for key in ("min_time_s_per_iteration", "min_time_s_per_reporting"))
-    if it.core == "cql" or clock or not isinstance(updates, int) or updates < 1:
+    if it.core in ("cql", "crr") or clock or not isinstance(updates, int) or updates < 1:
         return None
     return updates * int(it.made.values[f"{it.inner}.batch_size"])
 

@@ -43,6 +43,7 @@ RUNS = {
     "BC": "bc",
     "MARWIL": "marwil",
     "CQL": "cql",
+    "CRR": "crr",
     "MAML": "maml",
     "MBMPO": "mbmpo",
     "Dreamer": "dreamer",
@@ -79,9 +80,9 @@ SEARCHING = ("alphazero",)  # search in a simulator
 JOINT = ("qmix", "vdn", "iql")  # learn several agents together
 Q_LEARNING = ("dqn", "c51", "rainbow", "r2d2")
 SOFT = ("sac", "cql")  # actors that are drawn from, with a temperature
-OFF_POLICY = ("ddpg", "td3", *SOFT)
+OFF_POLICY = ("ddpg", "td3", "crr", *SOFT)
 IMITATION = ("bc", "marwil")
-FROM_DATA = (*IMITATION, "cql")  # learn from data unless the experiment says otherwise
+FROM_DATA = (*IMITATION, "cql", "crr")  # learn from data unless the experiment says otherwise
 EVOLUTION = ("es", "ars")
 CURIOUS = {"Curiosity": "icm", "RE3": "re3"}  # types of exploration_config that are algorithms around another one here
 OFF = "null: nothing is asked for"

@@ -68,7 +68,7 @@ ENVIRONMENTS = (
     "PendulumMass-v0",
 )
 # What makes algorithms that learn from data learn from an environment, which can be planned without data.
-PLAYING = {name: ["runner=replay"] for name in ("bc", "cql", "discrete_cql", "implicit_q", "td3_bc")} | {
+PLAYING = {name: ["runner=replay"] for name in ("bc", "cql", "crr", "discrete_cql", "implicit_q", "td3_bc")} | {
     "marwil": ["runner=on_policy", "algo.learns_from=experience"]
 }
 
@@ -240,7 +240,7 @@ def speed() -> str:
                 faster = "" if side == "rlrun" else _spread([ours[at] / rates[at] for at in rates if at in ours], ".1f")
                 version = next((f" {v}" for k, v in found["versions"].items() if k not in ("torch", "gymnasium", "rlrun")), "")
                 rows.append((algo, NAMES.get(side, side) + version * (side != "cleanrl_style"), _spread(rates.values(), ",.0f"), faster))
-        head = ("algorithm", "library", "env steps/s on Pong", "rlrun is as many times as fast")
+        head = ("algorithm", "library", "env steps/s on Pong", "speed of rlrun divided by this library's, round by round")
         note = run.get("note") or f"{peers['machine'].removeprefix('of the first two runs: ')}, {peers['date']}"
         parts.append(f"`{run['command']}` ({note})\n\n{table(head, rows)}")
     growth = json.loads((ROOT / "tuned/results/growth_impala_pong_bf16.json").read_text())
@@ -259,20 +259,24 @@ medians with the lowest and the highest in parentheses.
 
 ## Beside other libraries
 
-All do the same work. Each library runs with the fastest of its settings on that machine. rlrun computes in bf16 where
-the processor has it, as it does by itself; the others compute in float32, as they do.
+All train networks of the same size on the same batches, except where a note says otherwise. Each library runs with the
+fastest of its settings on that machine. The number format is each library's default: bf16 for rlrun where the processor
+has it, and float32 for the others.
 
 {chr(10).join(parts)}
 ## Parts and bound
 
-`rlrun benchmark throughput algo=impala env=Pong` measures the parts alone, computes the speed that no arrangement of
-them could exceed on this machine, and shows what training reaches. `rlrun benchmark throughput --all` does so for every
+`rlrun benchmark throughput algo=impala env=Pong` times each part alone on one core and shows what training
+reaches. The bound is the speed at which every core does all parts with no time lost: the number of cores divided by the
+sum of the parts' seconds for one env step. Noise can push a measurement above it. `rlrun benchmark throughput --all` does so for every
 algorithm, on a small environment or on the one that `env=` names.
 
 {_every_algorithm()}
 ## Growth
 
-`rlrun benchmark growth` varies samplers, environments, fragments and the model, one short run for each point. On
+`rlrun benchmark growth algo=impala env=Pong` measures how speed depends on the number of samplers, the environments per
+sampler, the fragment's length and the model, with one short run for each point. The table has several rounds of the same
+points. On
 {growth['machine']}:
 
 {table(("axis", "value", "env steps/s", "share of the bound"), rows)}
@@ -309,14 +313,14 @@ An update, with the copy of its rows to the GPU, in milliseconds:
 ## Runs on a GPU
 
 PPO reached {pong["return"]} on Pong after {pong["env_steps"]:,} env steps. {pong["wall_sec"]:.0f} s passed between the start of the command
-`{pong["command"]}` and its end. The learner waited for
-environments for {100 * pong["shares_of_the_learner"]["wait"]:.0f} % of that time, and learnt for {100 * pong["shares_of_the_learner"]["learn"]:.0f} %.
+`{pong["command"]}` and its end. The learner spent
+{100 * pong["shares_of_the_learner"]["wait"]:.0f} % of its time waiting for samples, and {100 * pong["shares_of_the_learner"]["learn"]:.0f} % learning.
 
 IMPALA reached {found["cartpole"]["return"]:.0f} on CartPole in {found["cartpole"]["wall_sec"]:.0f} s of training. It did **not** reach 18 on Pong: its return
 was {impala["return"]} after {impala["env_steps"]:,} env steps and {impala["wall_sec"]:.0f} s, {impala["note"]}.
 {impala["why"]} The warm-up is a default now; IMPALA's Pong has not been tried again on a GPU since.
 
-DreamerV3 learns on a GPU in minutes what takes a CPU hours. Four runs shared the GPU. FrozenLake's and CartPole's
+DreamerV3 learns on a GPU in minutes what takes a CPU hours. Up to four runs shared the GPU at a time. FrozenLake's and CartPole's
 returns are means of 100 greedy games, and Pendulum's of the last 100 episodes of training:
 
 {table(("run", "seed", "return", "env steps", "seconds"), worlds)}

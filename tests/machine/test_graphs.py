@@ -82,6 +82,8 @@ CASES = {
     "tqc": [*ACTOR, "algo.num_critics=2"],
     "cql": [*ACTOR, "runner=replay", "algo.num_actions=2", "algo.lagrangian=true", "algo.bc_iters=4"],
     "implicit_q": [*ACTOR, "runner=replay"],
+    "crr": [*ACTOR, "runner=replay"],
+    "crr of choices": [*ACTOR, "runner=replay", "env=CartPole-v1", "algo.advantage=max"],
     "td3_bc": [*ACTOR, "runner=replay"],
     "discrete_cql": [*REPLAY, "runner=replay"],
     "bc": ["env=CartPole-v1", "runner=replay", "algo.batch_size=16", "algo.entropy_coef=0.1 to 0 over 400"],

@@ -1,4 +1,4 @@
-"""RLlib's BC, MARWIL and CQL become runs that learn from data, or from what they play where the input is a sampler."""
+"""RLlib's BC, MARWIL, CQL and CRR become runs that learn from data, or from what they play where the input is a sampler."""
 
 import json
 from pathlib import Path
@@ -20,9 +20,9 @@ TUNED = {
     f"{release}/{name}": experiment
     for release, files in RELEASES.items()
     for name, experiment in files.items()
-    if experiment["run"] in ("BC", "MARWIL", "CQL")
+    if experiment["run"] in ("BC", "MARWIL", "CQL", "CRR")
 }
-ENVS = {"BC": "CartPole-v1", "MARWIL": "CartPole-v1", "CQL": "Pendulum-v1"}
+ENVS = {"BC": "CartPole-v1", "MARWIL": "CartPole-v1", "CQL": "Pendulum-v1", "CRR": "Pendulum-v1"}
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,8 @@ def test_every_tuned_file_is_imported_and_can_be_planned(name, data, tmp_path, c
         assert config.algo.bc_iters == experiment["config"]["bc_iters"]
 
 
-@pytest.mark.parametrize("name", ["2.7/bc/cartpole-bc.yaml", "2.7/marwil/cartpole-marwil.yaml", "2.7/cql/pendulum-cql.yaml"])
+@pytest.mark.parametrize("name", ["2.7/bc/cartpole-bc.yaml", "2.7/marwil/cartpole-marwil.yaml", "2.7/cql/pendulum-cql.yaml",
+                                  "2.7/crr/cartpole-v1-crr_expectation.yaml", "2.7/crr/pendulum-v1-crr.yaml"])  # fmt: skip
 def test_an_imported_file_learns_from_data(name, data, tmp_path):
     experiment = TUNED[name]
     file = tmp_path / "tuned.yaml"
@@ -78,7 +79,8 @@ def test_an_imported_file_learns_from_data(name, data, tmp_path):
     assert _dispatch(["import-rllib", str(file), "--dir", str(tmp_path / "out"), "--quiet"]) == 0
     words = ["--config-dir", str(tmp_path / "out"), f"tuned={experiment['run'].lower()}/one", f"data.path={data[experiment['env']]}"]
     small = ["env_steps=1000", "algo.batch_size=50", "eval.every=500", "eval.episodes=1", "eval.workers=1", "logger=[]", "resources=debug"]
-    small += ["model.hidden=[8]"] if experiment["run"] != "CQL" else ["algo.actor.hidden=[8]", "algo.critic.hidden=[8]", "algo.bc_iters=10"]
+    nets = ["algo.actor.hidden=[8]", "algo.critic.hidden=[8]"]
+    small += {"CQL": [*nets, "algo.bc_iters=10"], "CRR": nets}.get(experiment["run"], ["model.hidden=[8]"])
     assert _dispatch(["train", *words, f"run_dir={tmp_path / 'run'}", *small]) == 0
     rows = [json.loads(line) for line in (tmp_path / "run" / "progress.jsonl").read_text().splitlines()]
     assert rows[-1]["env_steps"] == 1000 and any("eval/return_mean" in row for row in rows)
@@ -117,6 +119,10 @@ def test_a_sampler_is_what_is_played(run, tmp_path):
     ("CQL", {"num_env_runners": 2}, {"algo.actor_lr": 3e-4, "algo.critic_lr": 3e-4}),
     ("CQL", {"input": {"/a": 0.3, "sampler": 0.7}}, {"runner._choice": "replay", "data.share": 0.3, "algo.learning_starts": 1500}),
     ("CQL", {"replay_buffer_config": {"type": "MultiAgentPrioritizedReplayBuffer"}}, {"replay._choice": "prioritized", "replay.alpha": 0.6}),
+    ("CRR", {}, {"algo.weight": "binary", "algo.temperature": None, "algo.advantage": "mean", "algo.num_actions": 4, "algo.batch_size": 128,
+                 "algo.target_update_interval": 100, "algo.target_tau": 0.005, "algo.huber_delta": None}),
+    ("CRR", {"weight_type": "exp", "temperature": 0.5, "max_weight": 9, "td_error_loss_fn": "huber", "target_network_update_freq": 256},
+     {"algo.weight": "exp", "algo.temperature": 0.5, "algo.weight_clip": 9, "algo.huber_delta": 1, "algo.target_update_interval": 2}),
 ])  # fmt: skip
 def test_options_become_what_they_mean(run, config, wanted):
     one, _ = made(run, **config)
@@ -136,6 +142,8 @@ def test_options_become_what_they_mean(run, config, wanted):
     ("CQL", "learning_starts", 100, "dropped", "gather experience"),
     ("CQL", "lr", 0.01, "dropped", "actor_lr"),
     ("CQL", "lagrangian_thresh", 9.0, "dropped", "algo.lagrangian"),
+    ("CRR", "max_weight", 9.0, "dropped", "no such number"),
+    ("CRR", "input", "sampler", "not mapped", "data alone"),
 ])  # fmt: skip
 def test_what_has_no_counterpart_is_said_with_its_reason(run, key, value, how, why):
     _, lines = made(run, **{key: value})
