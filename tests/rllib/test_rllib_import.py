@@ -195,7 +195,8 @@ OTHERS |= {(algo, name): value for algo in ("bc", "marwil") for name, value in I
 OTHERS |= {("marwil", "learns_from"): "data", ("marwil", "fragment_length"): 64}
 UNUSED = {"fragment_length": 1, "num_envs": 1, "replay_ratio": 256.0, "learning_starts": 100, "random_steps": 100}
 UNUSED |= {"input_priorities": False, "lagrangian_threshold": 5.0, "model.action_distribution": "squashed_gaussian"}
-OTHERS |= {("cql", name): value for name, value in {**NO_SEQUENCES, **UNUSED}.items()}
+OTHERS |= {(algo, name): value for algo in ("cql", "crr") for name, value in {**NO_SEQUENCES, **UNUSED}.items()}
+OTHERS |= {("crr", "temperature"): 1.0, ("crr", "weight_clip"): 20.0}  # of weights that RLlib's default does not have
 
 
 def leaves(values, path=""):
