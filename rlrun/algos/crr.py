@@ -33,6 +33,7 @@ from torch import Tensor
 from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
 from rlrun.core.conditions import FIRST_PRIORITIES, OnlyFor, OnlyWith
+from rlrun.core.errors import UserError
 from rlrun.core.ranges import Count, Positive
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import Box, EnvSpec
@@ -87,11 +88,13 @@ class CRR(Algorithm):
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> StochasticActor:
         cfg.check_memory(model)
         if cfg.advantage == "expectation" and isinstance(spec.action, Box):
-            raise ValueError("advantage=expectation is for discrete actions; mean draws num_actions actions")
+            raise UserError("algo.advantage=expectation is for discrete actions; mean draws num_actions actions")
         return StochasticActor(spec, model, cfg.actor, cfg.explorer(spec))
 
     def __init__(self, policy: StochasticActor, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
+        if ctx.learners > 1 and policy.kind == "beta":
+            raise ValueError("model.action_distribution=beta is for one learner: resources.num_learners=1")
         self.critic = Critics(spec, ctx.model, cfg.critic, 2 if cfg.twin_q else 1).to(ctx.device)
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
         self.critic_following = Follower(self.target_critic, self.critic)

@@ -1,6 +1,6 @@
 """How a run is laid out: learners, columns, inference and samplers. How it computes: compute.py.
 
-Each is a function of the request and of the machine. It returns its value and a sentence that tells the user why."""
+Each decision is a function of the request and of the machine. It returns its value and a sentence that says why."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """How a run computes: its devices, number formats, threads and CUDA graphs.
 
-Each is a function of the request and of the machine. It returns its value and a sentence that tells the user why."""
+Each decision is a function of the request and of the machine. It returns its value and a sentence that says why."""
 
 from __future__ import annotations
 

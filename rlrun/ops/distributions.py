@@ -56,8 +56,8 @@ class ActionDistribution(Whole):
 
     It is made of the numbers [..., K] that a network puts out, where K is outputs(space). Actions are in the form that
     rows have: choices count from 0, and numbers of a bounded Box lie in [-1, 1]; those of nested spaces are Batches.
-    Subclasses define outputs, sample, mode, log_prob, entropy and kl, all without loops over rows. sac and tqc also
-    need rsample."""
+    Subclasses define outputs, sample, mode, log_prob, entropy and kl, all without loops over rows. sac, tqc, cql
+    and crr also need rsample."""
 
     def __init__(self, numbers: Tensor, space: Any):
         """space: rlrun's description of the action space (rlrun.core.specs), with its shape, n or sizes."""

@@ -232,8 +232,8 @@ class StochasticActor(Actor):
             raise UserError(f"model.action_distribution={name} is for continuous actions here, not for {head.space}")
         if head.kind.rsample is ActionDistribution.rsample:
             raise UserError(
-                f"model.action_distribution={name} needs a method rsample(rng, rank, world) for this algorithm, whose "
-                "actor learns through the actions that it draws"
+                f"model.action_distribution={name} needs a method rsample(rng, rank, world) for this algorithm, with "
+                "which it draws actions in learning"
             )
 
     def greedy(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor | Batch, Batch]:

@@ -28,6 +28,8 @@ def batches(it: Translation) -> None:
         batch = float(batch) * learners
     if it.core in IMITATION and it.offline:
         _drawn(it, int(batch))
+    elif it.core == "crr":
+        _regularized(it, int(batch))
     elif it.core in ON_POLICY:
         _on_policy(it, length, batch, envs, learners)
     elif it.core == "ddppo":
@@ -106,6 +108,19 @@ def _drawn(it: Translation, batch: int) -> None:
     it.set(f"{it.inner}.batch_size", total, *SIZES, why=why)
     for key in LENGTHS:
         it.say(key, "dropped", why="rows are drawn one by one from the data, or sequences by model.max_seq_len")
+
+
+def _regularized(it: Translation, batch: int) -> None:
+    """CRR, which draws single rows from data. RLlib moves its targets when so many rows have been learnt."""
+    it.set(f"{it.inner}.batch_size", batch, *SIZES)
+    rows = it.get("target_network_update_freq")
+    updates = 100 if rows is None else max(1, math.ceil(float(rows) / batch))
+    why = "RLlib's default is 100 updates" if rows is None else f"{float(rows):g} rows learnt"
+    it.set(f"{it.inner}.target_update_interval", updates, "target_network_update_freq", why=why)
+    for key in LENGTHS:
+        it.say(key, "dropped", why="rows are drawn one by one from the data")
+    for key in ("n_step", "prioritized_replay"):
+        it.say(key, "not mapped" if it.given.get(key) else "dropped", why=f"RLlib's CRR has no {key}")
 
 
 def _whole(it: Translation, length: Any, batch: float, envs: int) -> tuple[int, int]:

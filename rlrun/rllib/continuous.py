@@ -37,7 +37,10 @@ def continuous(one: Translation) -> None:
         )
         one.say("huber_threshold", "dropped", why="use_huber is false")
     _rates(one)
-    bound = one.get("grad_clip", "grad_norm_clipping")
+    if one.core == "crr":
+        for key in ("grad_clip", "grad_norm_clipping"):
+            one.say(key, "dropped", why="RLlib's CRR does not bound its gradients")
+    bound = one.get("grad_clip", "grad_norm_clipping") if one.core != "crr" else None
     why = "" if bound else "RLlib does not bound these gradients"
     one.set(f"{at}.max_grad_norm", float(bound or 0.0), "grad_clip", "grad_norm_clipping", why=why)
     one.say("actor_loss_coeff", "dropped", why="Adam is independent of the loss's scale")
@@ -48,6 +51,10 @@ def _rates(one: Translation) -> None:
     """Sets the learning rates of actor, critics and alpha: each one's own, else lr_schedule, else lr."""
     schedule = one.given.get("lr_schedule")
     own = {"actor_lr": "actor", "critic_lr": "critic"} | ({"alpha_lr": "entropy"} if one.core in SOFT else {})
+    if one.core == "crr":
+        for key in ("lr", "lr_schedule"):
+            one.say(key, "dropped", why="RLlib's CRR takes actor_lr and critic_lr")
+        schedule = None
     for name, theirs in own.items():
         keys = (name, *(f"{group}.{theirs}_learning_rate" for group in ("optimization", "optimization_config")))
         if any(key in one.given for key in keys):
@@ -57,7 +64,7 @@ def _rates(one: Translation) -> None:
                 f"{one.inner}.{name}", schedule, "lr_schedule", why="of actor and critics, unless they have their own"
             )
             one.taken |= set(keys)
-        elif "lr" in one.given and one.core not in SOFT:
+        elif "lr" in one.given and one.core not in (*SOFT, "crr"):
             one.set(f"{one.inner}.{name}", one.get("lr"), "lr", why="of actor and critics, unless they have their own")
             one.taken |= set(keys)
         else:
@@ -93,7 +100,7 @@ def _soft(one: Translation) -> None:
 
 
 def _regularized(one: Translation) -> None:
-    """CRR, which is the only one of these whose replay holds nothing but data."""
+    """CRR, which has the layers of DDPG's networks, and weights of its own."""
     at = one.inner
     deterministic_nets(one)
     one.set(f"{at}.twin_q", bool(one.get("twin_q")), "twin_q")
@@ -104,6 +111,9 @@ def _regularized(one: Translation) -> None:
             one.set(f"{at}.{ours}", float(one.get(key)), key)
         one.say(key, "dropped", why="weight_type=bin has no such number")
     kind = str(one.get("advantage_type"))
+    if kind == "expectation" and one.discrete is False:
+        one.say("advantage_type", "not mapped", why="an expectation is for discrete actions; algo.advantage is mean")
+        kind = "mean"
     one.set(f"{at}.advantage", kind, "advantage_type")
     if kind != "expectation":
         one.set(f"{at}.num_actions", int(one.get("n_action_sample")), "n_action_sample")
@@ -111,9 +121,12 @@ def _regularized(one: Translation) -> None:
     huber = one.get("td_error_loss_fn") == "huber"
     one.set(f"{at}.huber_delta", 1.0 if huber else None, "td_error_loss_fn")
     key = "categorical_distribution_temperature"
-    if one.discrete and float(one.get(key)) != 1.0:
-        one.set("model.temperature", float(one.get(key)), key)
-    one.say(key, "dropped", why="it is 1, or actions are continuous")
+    value = float(one.get(key))
+    if one.discrete and value != 1.0:
+        one.set("model.temperature", value, key)
+    elif one.discrete is None and value != 1.0:
+        one.say(key, "not mapped", why=f"if actions are discrete, add model.temperature={value:g}")
+    one.say(key, "dropped", why="1 changes nothing" if value == 1.0 else "it is for discrete actions")
 
 
 def _deterministic(one: Translation) -> None:

@@ -58,9 +58,8 @@ def replayed(
         free = not one.get("training_intensity")
         why = "RLlib's workers and learner do not wait for each other" if free else "training_intensity is a ratio"
         one.set("runner.pace", "free" if free else "ratio", why=why)
-    rows = one.get("target_network_update_freq")
-    rows = 100.0 * batch if rows is None else float(rows)  # null in CRR alone, where it is 100 updates
-    if apex or one.core in ("cql", "crr"):
+    rows = float(one.get("target_network_update_freq"))
+    if apex or one.core == "cql":
         updates, why = rows / batch, f"{rows:g} rows learnt"
     else:
         updates, why = rows * float(ratio) / batch, f"{rows:g} env steps"

@@ -91,7 +91,7 @@ def translate(name: str, experiment: dict[str, Any], source: str) -> list[Import
             experiment_on(named, run, str(one), config, numbers(experiment), source).made
             for named, one in zip(names, envs, strict=True)
         ]
-    except (TypeError, ValueError, AttributeError, KeyError) as error:
+    except (TypeError, ValueError, AttributeError, KeyError, ArithmeticError) as error:
         raise UserError(
             f"{source}, {name}: an option has a value that RLlib does not have ({type(error).__name__}: {error})"
         ) from None

@@ -267,8 +267,8 @@ has it, and float32 for the others.
 ## Parts and bound
 
 `rlrun benchmark throughput algo=impala env=Pong` times each part alone on one core and shows what training
-reaches. The bound is the speed at which every core does all parts with no time lost: the number of cores divided by the
-sum of the parts' seconds for one env step. Noise can push a measurement above it. `rlrun benchmark throughput --all` does so for every
+reaches. The bound is the speed at which every core does all parts with no time lost: the number of cores that the run
+uses, divided by the sum of the parts' seconds for one env step. Noise can push a measurement above it. `rlrun benchmark throughput --all` does so for every
 algorithm, on a small environment or on the one that `env=` names.
 
 {_every_algorithm()}

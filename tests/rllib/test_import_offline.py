@@ -144,6 +144,11 @@ def test_options_become_what_they_mean(run, config, wanted):
     ("CQL", "lagrangian_thresh", 9.0, "dropped", "algo.lagrangian"),
     ("CRR", "max_weight", 9.0, "dropped", "no such number"),
     ("CRR", "input", "sampler", "not mapped", "data alone"),
+    ("CRR", "advantage_type", "expectation", "not mapped", "discrete actions"),
+    ("CRR", "lr", 0.01, "dropped", "actor_lr"),
+    ("CRR", "grad_clip", 40, "dropped", "does not bound"),
+    ("CRR", "n_step", 3, "not mapped", "no n_step"),
+    ("CRR", "weight_type", "expo", "not mapped", "bin"),
 ])  # fmt: skip
 def test_what_has_no_counterpart_is_said_with_its_reason(run, key, value, how, why):
     _, lines = made(run, **{key: value})

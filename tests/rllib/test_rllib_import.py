@@ -24,11 +24,11 @@ from rlrun.runtime.plan import plan
 
 RELEASES = yaml.safe_load((Path(__file__).parent / "rllib_tuned.yaml").read_text())
 # number of experiments in each release whose environment rlrun has; the others use environments of RLlib's test suite
-COVERED = {"0.7.0": (47, 47), "1.13": (91, 108), "2.7": (99, 119), "2.49": (38, 45)}
+COVERED = {"0.7.0": (47, 47), "1.13": (91, 108), "2.7": (102, 122), "2.49": (38, 45)}
 # options that files of these releases set and whose effect is lost; all others are mapped, or dropped with a reason
 NOT_MAPPED = {
-    "batch_mode": 3, "observation_fliter": 1, "evaluation_interval": 21, "input": 12, "stop.evaluation/episode_reward_mean": 1,
-    "stop.evaluation/sampler_results/episode_reward_mean": 1, "stop.evaluation/env_runners/episode_return_mean": 1,
+    "batch_mode": 3, "observation_fliter": 1, "evaluation_interval": 24, "input": 12, "stop.evaluation/episode_reward_mean": 1,
+    "stop.evaluation/sampler_results/episode_reward_mean": 4, "stop.evaluation/env_runners/episode_return_mean": 1,
 }  # fmt: skip
 DEFAULTS_NOT_MAPPED: dict[str, int] = {}  # RLlib's defaults whose effect is lost
 
@@ -196,7 +196,7 @@ OTHERS |= {("marwil", "learns_from"): "data", ("marwil", "fragment_length"): 64}
 UNUSED = {"fragment_length": 1, "num_envs": 1, "replay_ratio": 256.0, "learning_starts": 100, "random_steps": 100}
 UNUSED |= {"input_priorities": False, "lagrangian_threshold": 5.0, "model.action_distribution": "squashed_gaussian"}
 OTHERS |= {(algo, name): value for algo in ("cql", "crr") for name, value in {**NO_SEQUENCES, **UNUSED}.items()}
-OTHERS |= {("crr", "temperature"): 1.0, ("crr", "weight_clip"): 20.0}  # of weights that RLlib's default does not have
+OTHERS |= {("crr", "temperature"): 1.0, ("crr", "weight_clip"): 20.0, ("crr", "n_step"): 1}  # its default weights have neither number
 
 
 def leaves(values, path=""):
