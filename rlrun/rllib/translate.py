@@ -35,6 +35,7 @@ from rlrun.rllib.translation import (
     EVOLUTION,
     FROM_DATA,
     JOINT,
+    LACKING,
     META,
     OFF,
     OFF_POLICY,
@@ -75,6 +76,8 @@ def translate(name: str, experiment: dict[str, Any], source: str) -> list[Import
     Raises UserError if rlrun does not have the algorithm or the environment, or if the experiment names none.
     """
     run = str(experiment["run"])
+    if run in LACKING:
+        raise UserError(f"{source}, {name}: rlrun has no {run}: {LACKING[run]}")
     if run not in RUNS:
         raise UserError(f"{source}, {name}: rlrun has no {run}.{closest(run, RUNS)}")
     for part in PARTS[2:]:

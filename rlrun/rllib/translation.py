@@ -61,6 +61,13 @@ RUNS = {
     "contrib/LinUCB": "lin_ucb",
     "contrib/LinTS": "lin_ts",
 }
+# RLlib's algorithms that rlrun does not have, and what comes nearest
+LACKING = {
+    "AlphaStar": "it plays a league with exploiters; algo=self_play plays against its own past",
+    "DT": "it is the Decision Transformer; algo=bc, crr, cql and implicit_q learn from data too",
+    "IQL": "RLlib has it in Python alone; it is algo=implicit_q here",
+    "RandomAgent": "it learns nothing; an algorithm with algo.exploration.kind=random acts as it does",
+}
 DEFAULTS_OF = {
     "SIMPLEQ": "SimpleQ",
     "APEX_DQN": "APEX",
