@@ -37,8 +37,8 @@ from rlrun.core.conditions import CONTINUOUS, OnlyFor, OnlyWith
 from rlrun.core.ranges import Count, NotNegative, Positive
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import Box, EnvSpec
-from rlrun.families.off_policy import Transitions, step_metrics, transitions, weight_decay
-from rlrun.ops.td import huber, taken
+from rlrun.families.off_policy import Transitions, step_metrics, transitions, values_taken, weight_decay
+from rlrun.ops.td import huber
 from rlrun.policies import StochasticActor
 
 
@@ -108,7 +108,7 @@ class CQL(sac.SAC):
             value = following.q if cfg.deterministic_backup else following.q - alpha * following.log_prob
             target = rows.reward + rows.discount * value  # [N]
         now = self.critic.features(rows.now)
-        q = self.values_of(now, rows.action)  # [E, N]
+        q = values_taken(self.critic, now, self.policy, rows.action)  # [E, N]
         td_error = target - q
         errors = huber(td_error, cfg.huber_delta).sum(0)
         shares = {}
@@ -122,12 +122,6 @@ class CQL(sac.SAC):
         size = td_error.detach().abs().mean(0)  # [N]
         named = {"td_error": size, "q": q.mean(0), "target": target}
         return size, {"critic_loss": loss, **{name: rows.mean(x) for name, x in named.items()}, **shares}
-
-    def values_of(self, features: Tensor, action: Tensor) -> Tensor:
-        """Returns the critics' values [E, N] of the actions taken, for features [N, F]."""
-        flat = self.policy.flat(action)
-        q = self.critic.of(features, flat)
-        return q[..., 0] if flat is not None else torch.stack([taken(one[..., 0], action) for one in q])
 
     def log_sum_exp(self, features: Tensor, rows: Transitions) -> Tensor:
         """Returns temperature * log of the integral of exp(Q / temperature) over all actions [E, N], without -log 3N.

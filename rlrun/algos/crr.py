@@ -32,42 +32,34 @@ from torch import Tensor
 
 from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
-from rlrun.core.conditions import FIRST_PRIORITIES, OnlyFor, OnlyWith
+from rlrun.core.conditions import OnlyWith
 from rlrun.core.errors import UserError
 from rlrun.core.ranges import Count, Positive
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import Box, EnvSpec
 from rlrun.families.off_policy import (
-    OffPolicyActorCriticConfig,
+    DrawnActorConfig,
     Transitions,
     step_metrics,
     transitions,
+    values_taken,
     weight_decay,
 )
 from rlrun.models.critic import Critics
 from rlrun.models.model import Model
 from rlrun.ops.distributions import Categorical
-from rlrun.ops.td import huber, taken
+from rlrun.ops.td import huber
 from rlrun.policies import StochasticActor
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(OffPolicyActorCriticConfig):
+class Config(DrawnActorConfig):
     twin_q: bool
     weight: Literal["exp", "binary"]
     temperature: Annotated[float, Positive, OnlyWith("weight", "exp")]
     weight_clip: Annotated[float, Positive, OnlyWith("weight", "exp")]
     advantage: Literal["mean", "max", "expectation"]
     num_actions: Annotated[int, Count, OnlyWith("advantage", "mean", "max")]
-    input_priorities: Annotated[bool, OnlyFor(FIRST_PRIORITIES)]
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.input_priorities:
-            raise ValueError(
-                f"input_priorities must be false: samplers compute them and do not have the critics of {self.name}, "
-                "only those of ddpg and td3"
-            )
 
 
 class CRR(Algorithm):
@@ -117,7 +109,7 @@ class CRR(Algorithm):
         with torch.no_grad():
             target = rows.reward + rows.discount * self.following(rows)  # [N]
         features = self.critic.features(rows.now)
-        q = self.values(features, rows.action)  # [E, N]
+        q = values_taken(self.critic, features, self.policy, rows.action)  # [E, N]
         td_error = target - q
         critic_loss = rows.mean(rows.weight * huber(td_error, cfg.huber_delta).sum(0))
         self.critic_optimizer.differentiate(critic_loss + weight_decay(self.critic, self.part(cfg.l2)))
@@ -168,12 +160,6 @@ class CRR(Algorithm):
         cumulative = dist.log_probs.exp().cumsum(-1)
         drawn = self.ctx.rand((len(cumulative), count)) * cumulative[:, -1:]
         return torch.searchsorted(cumulative, drawn, right=True).clamp(max=cumulative.shape[-1] - 1)
-
-    def values(self, features: Tensor, action: Tensor) -> Tensor:
-        """Returns the critics' values [E, N] of the actions taken."""
-        flat = self.policy.flat(action)
-        q = self.critic.of(features, flat)
-        return q[..., 0] if flat is not None else torch.stack([taken(one[..., 0], action) for one in q])
 
     def renew_targets(self) -> None:
         self.target_actor.load_state_dict(self.policy.net.state_dict())

@@ -31,39 +31,30 @@ from torch import Tensor, nn
 
 from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
-from rlrun.core.conditions import FIRST_PRIORITIES, OnlyFor
 from rlrun.core.ranges import NotNegative, Positive, PositiveShareBelowOne
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
 from rlrun.families.off_policy import (
-    OffPolicyActorCriticConfig,
+    DrawnActorConfig,
     step_metrics,
     transitions,
+    values_taken,
     weight_decay,
 )
 from rlrun.models.critic import Critics
 from rlrun.models.encoders import NetConfig, mlp
 from rlrun.models.model import Model, Seen
-from rlrun.ops.td import huber, taken
+from rlrun.ops.td import huber
 from rlrun.policies import StochasticActor
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(OffPolicyActorCriticConfig):
+class Config(DrawnActorConfig):
     twin_q: bool
     expectile: Annotated[float, PositiveShareBelowOne]
     beta: Annotated[float, NotNegative]
     weight_clip: Annotated[float, Positive]
     value_lr: Annotated[Schedule, NotNegative]
-    input_priorities: Annotated[bool, OnlyFor(FIRST_PRIORITIES)]
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.input_priorities:
-            raise ValueError(
-                f"input_priorities must be false: samplers compute them and do not have the critics of {self.name}, "
-                "only those of ddpg and td3"
-            )
 
 
 class StateValue(nn.Module):
@@ -123,14 +114,18 @@ class ImplicitQ(Algorithm):
         with torch.no_grad():
             following = self.value(rows.then)
             target = rows.reward + rows.discount * following  # [N], eq. 6
-            wanted = self.values(self.target_critic, rows.now, rows.action).min(0).values  # [N]
+            wanted = (
+                values_taken(self.target_critic, self.target_critic.features(rows.now), self.policy, rows.action)
+                .min(0)
+                .values
+            )  # [N]
 
         value = self.value(rows.now)
         advantage = wanted - value
         value_loss = rows.mean(rows.weight * expectile_loss(advantage, cfg.expectile))  # eq. 5
         self.value_optimizer.differentiate(value_loss + weight_decay(self.value, self.part(cfg.l2)))
 
-        q = self.values(self.critic, rows.now, rows.action)  # [E, N]
+        q = values_taken(self.critic, self.critic.features(rows.now), self.policy, rows.action)  # [E, N]
         td_error = target - q
         critic_loss = rows.mean(rows.weight * huber(td_error, cfg.huber_delta).sum(0))
         self.critic_optimizer.differentiate(critic_loss + weight_decay(self.critic, self.part(cfg.l2)))
@@ -151,12 +146,6 @@ class ImplicitQ(Algorithm):
             actor=self.actor_optimizer.apply(clock),
         )
         return Update(self.report(shares, steps), {"priority": rows.priority(size)})
-
-    def values(self, critic: Critics, seen: Seen, action: Tensor) -> Tensor:
-        """Returns the values [E, N] of the actions taken."""
-        flat = self.policy.flat(action)
-        q = critic(seen, flat)
-        return q[..., 0] if flat is not None else torch.stack([taken(one[..., 0], action) for one in q])
 
 
 def expectile_loss(error: Tensor, expectile: float) -> Tensor:

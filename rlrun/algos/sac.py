@@ -28,40 +28,32 @@ from torch import Tensor
 
 from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
-from rlrun.core.conditions import FIRST_PRIORITIES, OnlyFor, OnlyWith
+from rlrun.core.conditions import OnlyWith
 from rlrun.core.ranges import NotNegative, Positive
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
 from rlrun.families.off_policy import (
-    OffPolicyActorCriticConfig,
+    DrawnActorConfig,
     Temperature,
     Transitions,
     step_metrics,
     transitions,
+    values_taken,
     weight_decay,
 )
 from rlrun.models.critic import Critics
 from rlrun.models.model import Model, Seen
 from rlrun.ops.distributions import Categorical
-from rlrun.ops.td import huber, taken
+from rlrun.ops.td import huber
 from rlrun.policies import StochasticActor
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(OffPolicyActorCriticConfig):
+class Config(DrawnActorConfig):
     twin_q: bool
     initial_alpha: Annotated[float, Positive]
     alpha_lr: Annotated[Schedule, NotNegative]
     target_entropy: Annotated[Literal["auto"] | float, OnlyWith("alpha_lr")]
-    input_priorities: Annotated[bool, OnlyFor(FIRST_PRIORITIES)]
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.input_priorities:
-            raise ValueError(
-                f"input_priorities must be false: samplers compute them and do not have the critics of {self.name}, "
-                "only those of ddpg and td3"
-            )
 
 
 class Soft(NamedTuple):
@@ -138,7 +130,7 @@ class SAC(Algorithm):
             features = self.target_critic.features(rows.then)
             following = self.soft(self.target_critic, features, rows.then, self.target_rng)
             target = rows.reward + rows.discount * (following.q - alpha * following.log_prob)  # [N], eq. 3 and 5
-        q = self.values(rows.now, rows.action)  # [E, N]
+        q = values_taken(self.critic, self.critic.features(rows.now), self.policy, rows.action)  # [E, N]
         td_error = target - q
         loss = rows.mean(rows.weight * huber(td_error, cfg.huber_delta).sum(0))
         self.critic_optimizer.differentiate(loss + weight_decay(self.critic, self.part(cfg.l2)))
@@ -160,12 +152,6 @@ class SAC(Algorithm):
         loss = -rows.mean(self.temperature.loss(log_prob, rows.now.mask))  # eq. 18
         self.alpha_optimizer.differentiate(loss)
         return {"alpha_loss": loss, "entropy": -rows.mean(log_prob)}
-
-    def values(self, seen: Seen, action: Tensor) -> Tensor:
-        """Returns the critics' values [E, N] of the actions taken."""
-        flat = self.policy.flat(action)
-        q = self.critic(seen, flat)
-        return q[..., 0] if flat is not None else torch.stack([taken(one[..., 0], action) for one in q])
 
     def soft(self, critic: Critics, features: Tensor, seen: Seen, rng: torch.Generator) -> Soft:
         """Evaluates an action drawn from the current policy or, for discrete actions, the average over all of them."""

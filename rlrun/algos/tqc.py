@@ -28,12 +28,12 @@ from torch import Tensor
 
 from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
-from rlrun.core.conditions import FIRST_PRIORITIES, OnlyFor, OnlyWith
+from rlrun.core.conditions import OnlyWith
 from rlrun.core.ranges import Count, NotNegative, Positive
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
 from rlrun.families.off_policy import (
-    OffPolicyActorCriticConfig,
+    DrawnActorConfig,
     Temperature,
     Transitions,
     step_metrics,
@@ -47,14 +47,13 @@ from rlrun.policies import StochasticActor
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(OffPolicyActorCriticConfig):
+class Config(DrawnActorConfig):
     num_critics: Annotated[int, Count]
     num_quantiles: Annotated[int, Count]
     dropped_quantiles: Annotated[int, NotNegative]
     initial_alpha: Annotated[float, Positive]
     alpha_lr: Annotated[Schedule, NotNegative]
     target_entropy: Annotated[Literal["auto"] | float, OnlyWith("alpha_lr")]
-    input_priorities: Annotated[bool, OnlyFor(FIRST_PRIORITIES)]
 
     def __post_init__(self):
         super().__post_init__()
@@ -64,11 +63,6 @@ class Config(OffPolicyActorCriticConfig):
             )
         if self.huber_delta is None:
             raise ValueError("huber_delta must be a number: quantiles are learnt by a Huber loss (1 in the paper)")
-        if self.input_priorities:
-            raise ValueError(
-                f"input_priorities must be false: samplers compute them and do not have the critics of {self.name}, "
-                "only those of ddpg and td3"
-            )
 
 
 class TQC(Algorithm):

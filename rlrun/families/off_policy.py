@@ -15,18 +15,19 @@ from torch import Tensor, nn
 
 from rlrun.core.algorithm import Algorithm, FromReplay
 from rlrun.core.batch import Batch
-from rlrun.core.conditions import EXPERIENCE, PACED, OnlyFor, OnlyWith
+from rlrun.core.conditions import EXPERIENCE, FIRST_PRIORITIES, PACED, OnlyFor, OnlyWith
 from rlrun.core.errors import UserError
 from rlrun.core.optimizer import OptimizerConfig
 from rlrun.core.ranges import Count, NotNegative, Positive, PositiveShare, Share
 from rlrun.core.schedule import Schedule
 from rlrun.core.specs import Box, Space
-from rlrun.models.critic import EnsembleLinear
+from rlrun.models.critic import Critics, EnsembleLinear
 from rlrun.models.encoders import NetConfig
 from rlrun.models.model import Model, Seen
 from rlrun.ops.returns import fold_n_step, recorded_td_error
+from rlrun.ops.td import taken
 from rlrun.ops.transforms import clip_reward
-from rlrun.policies import ActingConfig
+from rlrun.policies import ActingConfig, StochasticActor
 
 WITH_MEMORY = OnlyWith("model.memory.kind", "lstm", "gru", "gtrxl")
 
@@ -142,6 +143,21 @@ class OffPolicyActorCriticConfig(OffPolicyConfig, ActingConfig):
             )
         if not remembers and self.sequence_length is not None:
             raise UserError("algo.sequence_length is for a model with memory: set model/memory=lstm, gru or gtrxl")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrawnActorConfig(OffPolicyActorCriticConfig):
+    """Options of those whose actor is a distribution, and whose critics samplers do not have."""
+
+    input_priorities: Annotated[bool, OnlyFor(FIRST_PRIORITIES)]
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.input_priorities:
+            raise ValueError(
+                f"input_priorities must be false: samplers compute them and do not have the critics of {self.name}, "
+                "only those of ddpg and td3"
+            )
 
 
 PRIORITY_ETA = 0.9  # weight of the largest error of a sequence in its priority, against the mean (R2D2, section 2.3)
@@ -282,3 +298,10 @@ class Temperature:
         if not self.automatic or mask is None:
             return self.target_entropy
         return 0.98 * mask.bool().sum(-1).clamp(min=1).float().log()
+
+
+def values_taken(critic: Critics, features: Tensor, policy: StochasticActor, action: Tensor) -> Tensor:
+    """Returns the critics' values [E, N] of the actions taken, for the critics' features [N, F]."""
+    flat = policy.flat(action)
+    q = critic.of(features, flat)
+    return q[..., 0] if flat is not None else torch.stack([taken(one[..., 0], action) for one in q])

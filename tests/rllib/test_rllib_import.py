@@ -247,7 +247,8 @@ def test_every_imported_file_would_start():
     machine = Machine(cores=64, env_step_sec=lambda make_env, count: 1e-4)
     for files in translated()[0].values():
         for one in files:
-            config = type_config(whole(one))
+            config = type_config(whole(one))  # raises where an option would be refused
+            assert config.algo.name == one.algo
             if "model._choice" in one.values and one.env.startswith(("CartPole", "StatelessCartPole", "Pendulum")):
                 plan(config, machine)  # whose sizes must fit a memory's too
 
