@@ -131,6 +131,10 @@ def in_turn(first: Callable[[], First], second: Callable[[], Second]) -> tuple[F
     return first(), second()
 
 
+def nothing() -> None:
+    """Does nothing."""
+
+
 class LearnerContext(NamedTuple):
     """Where and how a learner runs."""
 
@@ -142,6 +146,7 @@ class LearnerContext(NamedTuple):
     model: Any = None  # a models.model.Model, from which an algorithm builds the nets that are not sent to samplers
     # Many rows of a batch are dead because fragments are complete episodes; minibatches are then drawn from live rows.
     sparse: bool = False
+    minibatch_done: Callable[[], None] = nothing  # called after every minibatch of an update that has several
 
     def another_rng(self) -> torch.Generator:
         """A new generator, for work that runs at the same time as other work that draws from rng. If it is kept as an
@@ -378,13 +383,17 @@ class Algorithm(nn.Module):
         minibatches, as many as their columns fill together, and each spreads its own columns over them."""
         own, ctx = rows["reward"].shape[1], self.ctx
         if ctx.learners == 1 or not ctx.sparse:
-            yield from rows.minibatches(epochs, min(columns, own), ctx.rng)
+            for part in rows.minibatches(epochs, min(columns, own), ctx.rng):
+                yield part
+                ctx.minibatch_done()
             return
         counts = [int(part) for part in ctx.ranks.gather(torch.tensor([own], dtype=torch.float64))]
         number = max(1, min(sum(counts) // (columns * ctx.learners), *counts))
         rng = ctx.another_rng()  # shuffles of different lengths must not make the learners' own generators differ
         for _ in range(epochs):
-            yield from itertools.islice(rows.minibatches(1, own // number, rng), number)
+            for part in itertools.islice(rows.minibatches(1, own // number, rng), number):
+                yield part
+                ctx.minibatch_done()
 
     def report(self, shares: Mapping[str, Tensor | float], *same: Mapping[str, Any]) -> dict[str, Any]:
         """The metrics of an update. `shares` are this learner's shares, which are detached and summed over all learners

@@ -18,6 +18,7 @@ from rlrun.machine.products import Products
 WARM_UP_SEC = 0.25  # the first update after a change does not count if it is shorter than this
 TRIED, TRIED_SEC = 5, 2.0  # a trial ends after this many updates, or after this many seconds of updates
 HOPELESS = 1.5  # a trial ends early if its updates take more than this many times the best time so far
+LATE = 3.0  # an update goes on with the first choice once it has taken this many times what the chosen number took
 # Seconds until the next trials: the first time and after a new choice, then twice as long each time, up to the second
 # value.
 AGAIN_SEC = (2.0, 60.0)
@@ -85,7 +86,9 @@ class TunedThreads:
 
     All numbers are tried at the start, from time to time, and at once when updates become slow: two threads are up to
     twice as fast as one on idle cores and many times slower beside another busy process. A new choice is soon tried
-    again, because in a trial of a tenth of a second two threads may have shared one core all the time.
+    again, because in a trial of a tenth of a second two threads may have shared one core all the time. Updates of
+    several minibatches call minibatch_done() in between, so that a hopeless number of threads costs a minibatch, not a
+    whole update.
     """
 
     def __init__(
@@ -100,7 +103,8 @@ class TunedThreads:
         beside: runs parts of the update side by side, with half of the threads each.
         """
         self.choices, self.now, self.beside, self.products = tuple(choices), now, beside, products
-        self.chosen = self.choices[0]
+        self.chosen = self.used = self.choices[0]  # used: in the update that is being made
+        self.started: float | None = None  # when that update began
         self.expected = float("inf")  # seconds of an update with the chosen number
         self.recent: deque[float] = deque(maxlen=TRIED)
         self.trials: list[int] = list(self.choices)  # numbers left to try; the first one is being tried
@@ -115,7 +119,8 @@ class TunedThreads:
 
     def __enter__(self) -> None:
         if len(self.choices) > 1:
-            self.take(self.threads)
+            self.used = self.threads
+            self.take(self.used)
             self.started = self.now()
         if self.products is not None:
             self.products.__enter__()
@@ -125,9 +130,26 @@ class TunedThreads:
     ) -> None:
         if self.products is not None:
             self.products.__exit__(kind, error, trace)
-        if len(self.choices) > 1:
+        if self.started is not None:
             self.take(1)
             self.note(self.now() - self.started)
+            self.started = None
+
+    def minibatch_done(self) -> None:
+        """Leaves the number of threads for the rest of this update if the update is already much too slow with it."""
+        if self.started is None:
+            return
+        if self.trials:
+            if not self.results:
+                return  # there is nothing to compare the first trial with
+            instead = min(self.results, key=self.results.__getitem__)
+            limit = HOPELESS * self.results[instead]
+        else:
+            instead, limit = self.choices[0], LATE * self.expected
+        if instead != self.used and self.now() - self.started > limit:
+            self.take(instead)
+            self.used = instead
+            self.again = 0.0  # outside of trials, they begin after this update
 
     def take(self, threads: int) -> None:
         """Sets the number of threads from now on."""

@@ -137,7 +137,7 @@ class LearnerParts:
         """Chooses the library that multiplies matrices inside updates."""
         return Products(possible=self.resources.device.type == "cpu" and not self.resources.exact)
 
-    @property
+    @functools.cached_property
     def threads(self) -> TunedThreads:
         """The context in which every update is made."""
         beside = self.beside if self.config.algorithm.side_by_side else None
@@ -169,6 +169,7 @@ class LearnerParts:
                     self.ranks,
                     model,
                     sparse=self.plan.whole_after is not None,
+                    minibatch_done=self.threads.minibatch_done,
                 )
                 made = self.config.algorithm(policy, self.spec, self.config.algo, ctx)
         except ValueError as error:

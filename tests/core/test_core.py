@@ -393,6 +393,37 @@ def test_the_quickest_number_of_threads_is_found_and_left_when_the_machine_gets_
     assert machine.used[-100:].count(2) > 80
 
 
+def test_an_update_of_many_minibatches_is_not_finished_with_a_hopeless_number_of_threads():
+    """On a busy machine, PPO's update of 24 minibatches took 5 s with one thread and 150 s with two."""
+    time, each = 0.0, {1: 0.2, 2: 6.0}
+    threads = TunedThreads((1, 2), lambda: time)
+
+    def update():
+        nonlocal time
+        began, used = time, []
+        with threads:
+            for _ in range(24):
+                used.append(torch.get_num_threads())
+                time += each[used[-1]]
+                threads.minibatch_done()
+        return time - began, used
+
+    assert update()[1] == [1] * 24
+    spent, used = update()
+    assert used == [2, 2] + [1] * 22 and spent < 17, "two minibatches show it"
+    each[2] = 0.12
+    while threads.chosen == 1:
+        update()
+    each[2] = 6.0  # another process has begun
+    while threads.trials:
+        update()
+    spent, used = update()
+    assert used == [2, 2] + [1] * 22 and spent < 17, "the chosen number is left as well"
+    update()
+    assert threads.trials or threads.chosen == 1, "and all are tried again"
+    threads.minibatch_done()  # outside of an update there is nothing to do
+
+
 def test_a_wrong_choice_is_soon_seen_and_a_right_one_is_seldom_asked_again():
     misled = {"on one core": True}
     machine = Machine((1, 2), lambda threads: 0.015 if threads == 1 else 0.016 if misled["on one core"] else 0.01)
