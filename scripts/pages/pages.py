@@ -291,6 +291,8 @@ points. On
 def _on_a_gpu() -> str:
     """What scripts/gpu_check and two measurements of IMPALA printed on a machine with a GPU."""
     found = json.loads((ROOT / "tuned/results/gpu/check_h100.json").read_text())
+    again = json.loads((ROOT / "tuned/results/gpu/check_h200.json").read_text())
+    long, speed = again["run"], again["run"]["env_steps_per_sec"]
     parts, tests, pong = found["parts"], found["tests"], found["parts"]["pong"]
     impala = parts["impala_pong"]
     worlds = [(f"`{run['run']}`", str(run["seed"]), f"{run['return']:g}", f"{run['env_steps']:,}", str(run["wall_sec"])) for run in found["worlds"]]
@@ -309,12 +311,19 @@ An update, with the copy of its rows to the GPU, in milliseconds:
 
 {table(("update", *next(iter(found["updates_ms"].values()))), updates)}
 `{tests["command"]}`: {tests["passed"]} passed and {tests["failed"]} failed in {tests["seconds"]:.0f} s ({tests["note"]}).
+On an {again["gpu"]} of {again["date"]}, `{again["tests"]["command"]}`: {again["tests"]["passed"]} passed and {again["tests"]["failed"]} failed.
 
 ## Runs on a GPU
 
 PPO reached {pong["return"]} on Pong after {pong["env_steps"]:,} env steps. {pong["wall_sec"]:.0f} s passed between the start of the command
 `{pong["command"]}` and its end. The learner spent
 {100 * pong["shares_of_the_learner"]["wait"]:.0f} % of its time waiting for samples, and {100 * pong["shares_of_the_learner"]["learn"]:.0f} % learning.
+
+PPO reached {long["return"]} on Breakout after {long["env_steps"]:,} env steps and {long["wall_sec"]:.0f} s on an {again["gpu"]} with {again["cores"]} cores
+(`{long["command"]}`). It made {speed["median"]:,} env steps/s
+({speed["lowest"]:,} to {speed["highest"]:,}, in the {speed["over"]}, when the tests beside it had ended).
+The learner spent {100 * long["shares_of_the_learner"]["wait"]:.0f} % of its time waiting for samples, and samplers spent {100 * long["env_share_of_samplers"]:.0f} % of theirs in the emulator:
+cores decide how fast PPO is there, not the GPU.
 
 IMPALA reached {found["cartpole"]["return"]:.0f} on CartPole in {found["cartpole"]["wall_sec"]:.0f} s of training. It did **not** reach 18 on Pong: its return
 was {impala["return"]} after {impala["env_steps"]:,} env steps and {impala["wall_sec"]:.0f} s, {impala["note"]}.
