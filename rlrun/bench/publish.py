@@ -97,6 +97,7 @@ def headings(table: Table) -> list[str]:
         "algorithm",
         "RLlib, published",
         *paper,
+        *(["best of any algorithm, published"] if table.best else []),
         "rlrun, measured",
         "verdict",
         "seeds",
@@ -110,6 +111,8 @@ def rows(table: Table, cells: Sequence[Measured]) -> list[list[str]]:
     made = []
     for one in cells:
         paper = [f"~{number(one.cell.paper)}" if one.cell.paper is not None else ""] if table.paper else []
+        known = table.best.get(one.cell.game)
+        best = [f"{number(known.score)} ({known.who})" if known else ""] if table.best else []
         steps = [result["env_steps"] for result in one.results]
         seconds = [result["wall_sec"] for result in one.results]
         made.append(
@@ -118,6 +121,7 @@ def rows(table: Table, cells: Sequence[Measured]) -> list[list[str]]:
                 one.cell.label,
                 number(one.cell.published),
                 *paper,
+                *best,
                 spread(one),
                 mark(one),
                 ", ".join(str(result["seed"]) for result in one.results),

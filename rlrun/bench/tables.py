@@ -11,6 +11,23 @@ from rlrun.config.types import load_yaml, typed
 from rlrun.core.errors import UserError, closest
 
 
+class Best(NamedTuple):
+    """The highest score that anybody published for a game, and who did."""
+
+    score: float
+    who: str
+
+
+# After 10M env steps, without sticky actions, by algorithms that learn no model of the game. RL Zoo is
+# Stable-Baselines3's (its scores are of evaluation games); Tianshou's scores are those of the best of its evaluations.
+BEST_ATARI_10M = {
+    "BeamRider": Best(17123, "QR-DQN, RL Zoo"),
+    "Breakout": Best(684.6, "Rainbow, Tianshou"),
+    "Qbert": Best(17395, "PPO, Tianshou"),
+    "SpaceInvaders": Best(2482, "FQF, Tianshou"),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cell:
     """One number of a table."""
@@ -48,6 +65,11 @@ class Table:
     @property
     def less_is_better(self) -> bool:
         return self.target_return is not None
+
+    @property
+    def best(self) -> dict[str, Best]:
+        """The best published score of every game, whichever the algorithm, after as many env steps as here."""
+        return BEST_ATARI_10M if (self.env_steps, self.size) == (1e7, 84) else {}
 
     @property
     def games(self) -> list[str]:

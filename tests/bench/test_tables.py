@@ -6,7 +6,7 @@ import re
 import pytest
 
 from rlrun.bench import results
-from rlrun.bench.publish import markdown, publish, rows, spread
+from rlrun.bench.publish import headings, markdown, publish, rows, spread
 from rlrun.bench.results import Key, curve_of, expected_protocol, from_run, key_of, measured, read, thinned, write
 from rlrun.bench.tables import Wanted, load, select
 from rlrun.cli import _dispatch
@@ -196,8 +196,8 @@ def test_what_is_drawn_says_what_is_known(tmp_path):
         path.stat().st_size > 1000 for path in made
     )
     text = made[0].read_text()
-    assert "| Breakout | IMPALA | 385 | ~150 | 402 (401 to 402) | beaten | 1, 2 |" in text
-    assert "| SpaceInvaders | IMPALA | 719 | ~600 | 702 (701 to 702) | short |" in text and "rlrun train seed=1" in text
+    assert "| Breakout | IMPALA | 385 | ~150 | 685 (Rainbow, Tianshou) | 402 (401 to 402) | beaten | 1, 2 |" in text
+    assert "| SpaceInvaders | IMPALA | 719 | ~600 | 2,482 (FQF, Tianshou) | 702 (701 to 702) | short |" in text and "rlrun train seed=1" in text
     assert "IQM of human-normalised scores" in text and "sticky actions: 0;" in text and "last100" in text
     html = made[1].read_text()
     assert (
@@ -343,3 +343,12 @@ def test_the_names_of_the_colours_are_inside_the_picture(count):
     assert 0 <= box.x0 and box.x1 <= made.bbox.x1 and 0 <= box.y0
     word = next(text for text in axis.texts if text.get_text() == "partial")
     assert word.get_window_extent().y0 > axis.transData.transform((0, 9.1 / 374))[1] + 3, "it covers no seed"
+
+
+def test_every_game_at_10m_env_steps_names_the_best_published_score(tmp_path):
+    for table in map(load, options("benchmark")):
+        assert bool(table.best) == table.name.endswith("_10m")
+        for cell in table.cells if table.best else ():
+            assert cell.published < table.best[cell.game].score
+            row = dict(zip(headings(table), rows(table, [measured(tmp_path, Wanted(table, cell))])[0], strict=True))
+            assert table.best[cell.game].who in row["best of any algorithm, published"]
