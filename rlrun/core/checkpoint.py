@@ -151,6 +151,15 @@ class Checkpoints:
             else:
                 path.unlink(missing_ok=True)
             gone.append(path.name)
+        for name in self.names():
+            try:
+                listed = json.loads((self.directory / name / "manifest.json").read_text())["sha256"]
+            except (OSError, ValueError, KeyError):
+                continue  # verify() says what is wrong
+            for path in (self.directory / name).glob(ROWS):
+                if path.name not in listed:  # its process was killed while _rotate() removed it
+                    path.unlink()
+                    gone.append(f"{name}/{path.name}")
         return gone
 
     def best(self) -> str | None:
@@ -207,7 +216,7 @@ class Checkpoints:
             )
             return None
         self.failures = 0
-        self._rotate()
+        self._rotated()
         return final
 
     def save_earlier(self, env_steps: int, tensors: dict[str, dict], run: dict) -> Path | None:
@@ -231,7 +240,7 @@ class Checkpoints:
             shutil.rmtree(temporary, ignore_errors=True)
             warnings.warn(f"the best checkpoint, {there}, could not be named: {error}", Notice, stacklevel=2)
             return None
-        self._rotate()
+        self._rotated()
         return there
 
     def _put(self, temporary: Path, final: Path) -> None:
@@ -248,6 +257,13 @@ class Checkpoints:
     def _name_best(self, name: str, run: dict) -> None:
         write_atomically(self.directory / "best.json", json.dumps({"name": name, "metric": run.get("metric")}))
 
+    def _rotated(self) -> None:
+        """Removes what is not kept. Where that fails, as on a full disk, the next checkpoint tries again."""
+        try:
+            self._rotate()
+        except OSError as error:
+            warnings.warn(f"old checkpoints could not be removed: {error}", Notice, stacklevel=3)
+
     def _rotate(self) -> None:
         best = self.best()
         for name in [n for n in self.names() if n != best][: -self.keep or None]:
@@ -259,6 +275,7 @@ class Checkpoints:
                 manifest = json.loads((path / "manifest.json").read_text())
                 for file in files:
                     manifest["sha256"].pop(file.name, None)
+                # A process that is killed between the two leaves rows that are not listed; tidy() removes them.
                 write_atomically(path / "manifest.json", json.dumps(manifest, indent=1))
                 for file in files:
                     file.unlink()
@@ -313,6 +330,8 @@ def verify(path: Path, parts: tuple[str, ...] = ()) -> None:
     if version != FORMAT:
         raise UserError(f"checkpoint {path} has format {version}; this rlrun reads format {FORMAT}")
     there = {file.name for file in path.iterdir()} - {"manifest.json"}
+    if "replay" not in parts:  # rows are not read, and may be about to be removed
+        there -= {file.name for file in path.glob(ROWS)}
     unlisted = sorted((there | {f"{part}.pt" for part in parts} | {"run.json"}) - set(expected))
     if unlisted:
         raise UserError(f"checkpoint {path} is damaged: manifest.json has no sha256 of {unlisted[0]}")

@@ -95,7 +95,7 @@ class Progress:
 
     def judge(self, metric: float | None, at: int | None = None) -> None:
         """Records the metric if it is the best so far. at: env steps of the weights that reached it, by default now."""
-        if metric is not None and (self.best is None or metric > self.best):
+        if improves(metric, self.best):
             self.best, self.best_at = metric, self.clock.env_steps if at is None else at
 
     def state(self) -> dict[str, Any]:
@@ -114,6 +114,11 @@ class Progress:
         self.episodes.load(state["episodes"])
         self.agent_steps = state.get("agent_steps", 0)  # missing in old checkpoints
         self.best, self.best_at, self.wall_before = state["best"], state["best_at"], state["wall_sec"]
+
+
+def improves(metric: float | None, best: float | None) -> bool:
+    """Tells whether a metric is better than the best so far. What is not a number is never better than anything."""
+    return metric is not None and not math.isnan(metric) and (best is None or not metric <= best)
 
 
 class Stops:
@@ -281,10 +286,14 @@ class Saves:
         return self.progress.episodes.mean if self.progress.episodes.full else None
 
     @property
+    def judged_by(self) -> str:
+        """What the metric is of: evaluations or training episodes."""
+        return "evaluations" if self.evaluations.on else "training"
+
+    @property
     def better(self) -> bool:
         """Tells whether the metric is better than that of the best checkpoint."""
-        metric = self.metric
-        return metric is not None and (self.best is None or metric > self.best)
+        return improves(self.metric, self.best)
 
     @property
     def as_best(self) -> bool:

@@ -24,6 +24,10 @@ class ProcessLost(RunFailed):
     """A process of the run has died or does not answer. What it did can be done again from a checkpoint."""
 
 
+class Diverged(RunFailed):
+    """The learner itself failed: what it has learnt is worth less than its last checkpoint."""
+
+
 class EnvError(Exception):
     """An environment raised, or returned something wrong. The command prints the sentence and exits with 1.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -87,6 +88,9 @@ class Kept(Protocol):
         ...
 
 
+LOST = "lost"  # stands in a checkpoint in place of what a runner keeps
+
+
 def save_rows(kept: Mapping[str, Any], ranks: Ranks, folder: Path | None) -> None:
     """Writes every learner's rows into the folder that rank 0 passes. Raises OSError, on rank 0, if some learner's rows
     could not be written."""
@@ -112,6 +116,8 @@ def load_kept(name: str, thing: Kept, folder: Path, rank: int) -> str | None:
     saved, there = load_part(folder, "replay"), any(folder.glob(ROWS))
     if there and rank > 0:  # learners other than the first save only what has rows; the first saves everything else
         saved |= load_part(folder, replay_part(rank))
+    if LOST in saved:
+        return f"the {name} begins anew, because the processes that held it had failed when this was saved"
     if name not in saved:
         raise RunFailed(f"the checkpoint {folder} does not hold the state of the {name}")
     return thing.load(saved[name], folder if there else None)
@@ -194,6 +200,10 @@ class FollowingLearner:
 
     def collected(self, headers: Sequence[FragmentHeader]) -> int:
         return sum(report.env_steps for report in exchange(headers, self.clock, self.ranks, self.replaced))
+
+    def rescuing(self) -> AbstractContextManager[None]:
+        """Does nothing: rank 0 saves."""
+        return nullcontext()
 
     def tick(self, clock: Clock, update: Update | None) -> bool:
         self.clock = clock

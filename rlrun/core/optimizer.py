@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim.adam import adam
 
 from rlrun.core.conditions import OnlyWith
-from rlrun.core.errors import RunFailed
+from rlrun.core.errors import Diverged
 from rlrun.core.laprop import LaProp
 from rlrun.core.ranges import NotNegative, Share, ShareBelowOne
 from rlrun.core.ranks import ALONE, Ranks
@@ -181,7 +181,7 @@ class Optimizer:
     def step(self, loss: Tensor | Iterable[Tensor], clock: Clock) -> dict[str, Tensor | float]:
         """Takes one gradient step on a scalar loss, or on the sum of several losses, of which only one graph is in
         memory at a time. A non-finite gradient changes nothing and is counted. After MAX_SKIPPED of them in a row,
-        RunFailed is raised."""
+        Diverged is raised."""
         self.differentiate(loss)
         return self.apply(clock)
 
@@ -283,10 +283,10 @@ class Optimizer:
         torch._foreach_mul_(self.gradients, list(factors.unbind()))
 
     def check(self) -> None:
-        """Raises RunFailed if the last MAX_SKIPPED updates or more had non-finite gradients."""
+        """Raises Diverged if the last MAX_SKIPPED updates or more had non-finite gradients."""
         if self.skipped >= MAX_SKIPPED:
             largest = max(self.lr.values) * self.lr_scale
-            raise RunFailed(
+            raise Diverged(
                 f"{self.skipped} updates in a row had a non-finite gradient (lr up to {largest:g}); "
                 "the last checkpoint is from before that"
             )

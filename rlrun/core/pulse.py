@@ -126,8 +126,10 @@ def watch(pulse: Pulse | None) -> None:
 
 
 @contextmanager
-def doing(activity: int) -> Iterator[None]:
-    """Says that the process does this inside the block, and afterwards what it did before, from then on."""
+def doing(activity: int, longest: bool = False) -> Iterator[None]:
+    """Says that the process does this inside the block, and afterwards what it did before, from then on.
+
+    longest: whether the block is one step, whose time counts for what is taken for a hang."""
     if not _OF_PROCESS:
         yield
         return
@@ -139,4 +141,6 @@ def doing(activity: int) -> Iterator[None]:
     finally:
         if activity == RESET:
             pulse.was_reset()
+        elif longest:
+            pulse._record(LONGEST_STEP)
         pulse.beat(before)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,11 +24,12 @@ from rlrun.core.duties import (
     StopConfig,
     Stops,
 )
-from rlrun.core.errors import RunFailed
+from rlrun.core.errors import Diverged, EnvError, RunFailed
 from rlrun.core.estimates import Estimates, Estimating
 from rlrun.core.evaluation import Evaluators
 from rlrun.core.health import Health
 from rlrun.core.learners import (
+    LOST,
     ON,
     OVER,
     SAVE,
@@ -76,6 +77,11 @@ class Job(Protocol):
         ...
 
     def tick(self, clock: Clock, update: Update | None) -> bool: ...
+
+    def rescuing(self) -> AbstractContextManager[None]:
+        """A context in which a failure saves what was learnt. Runners enter it where they close, at their end, what a
+        checkpoint needs."""
+        ...
 
 
 class Run:
@@ -132,6 +138,7 @@ class Run:
         self.breaks: list[Callable[[int], None]] = []
         self.generation = 0
         self.ahead = 0
+        self.rescued: str | None = None  # what rescue() said
         self.kept: dict[str, Kept] = {}  # the names are the runner's
         self.join(ALONE, 0)
 
@@ -178,11 +185,11 @@ class Run:
 
     @property
     def exit_code(self) -> int:
-        """The command's exit code: 130 after Ctrl-C, 143 after SIGTERM, 1 if the run failed, otherwise 0."""
+        """The command's exit code: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP, 1 if the run failed, or 0."""
         if self.status == "FAILED":
             return 1
         stop = self.signals.stop
-        return 0 if stop is None else 128 + (stop if stop in (signal.SIGINT, signal.SIGTERM) else 0)
+        return 0 if stop is None else 128 + stop
 
     def failed(self, status: str, reason: str) -> None:
         """Records that an exception ended the run."""
@@ -200,6 +207,9 @@ class Run:
             self.evaluations.load(run)
             self.estimates.load(run)
             self.saves.best = run["saved_best"]
+            if run.get("judged_by", self.saves.judged_by) != self.saves.judged_by:  # the two cannot be compared
+                self.saves.best = self.progress.best = None
+                self.progress.best_at = self.clock.env_steps
             self.restarts.load(run.get("restarts", (0, 0, 0)))
             self.generation = run["generation"] + (0 if self.exact else 1)
         for duty in (self.evaluations, self.estimates, self.saves, self.logs):
@@ -373,39 +383,64 @@ class Run:
                 self._tell("on_save", saved, self.clock)
             self.saves.made(metric, best, saved is not None)
 
-    def _written(self, metric: float | None, best: bool) -> Path | None:
-        """Returns the path of the new checkpoint, or None if it could not be written."""
+    def _written(self, metric: float | None, best: bool, kept: bool = True) -> Path | None:
+        """Returns the path of the new checkpoint, or None if it could not be written. kept: whether it holds what a
+        runner keeps, such as a replay."""
         run = self._facts(metric, metric if best else self.saves.best)
-        rows = self._save_rows if self._has_rows and not self.saves.early else None
-        return self.checkpoints.save(self.clock.env_steps, self._tensors(), run, best, rows)
+        rows = self._save_rows if kept and self._has_rows and not self.saves.early else None
+        return self.checkpoints.save(self.clock.env_steps, self._tensors(kept), run, best, rows)
 
     @property
     def _has_rows(self) -> bool:
         """Whether checkpoints hold the rows of a replay."""
         return any(getattr(thing, "saved", False) for thing in self.kept.values())
 
-    def rescue(self) -> str | None:
+    @contextmanager
+    def rescuing(self) -> Iterator[None]:
+        try:
+            yield
+        except (RunFailed, EnvError) as error:
+            self.rescued = self.rescue(error)
+            raise
+
+    def rescue(self, error: BaseException | None) -> str | None:
         """Saves what was learnt before a failure that was not the learner's own, unless that is saved already. Returns
         a sentence that says so, or None.
 
         An exact run is not saved, because it could not be resumed to the bit. Nor are replays of several learners,
         which would wait for one that has failed."""
+        if self.rescued is not None:
+            return self.rescued
         clock = self.clock
         saved = self.checkpoints.names()
         if self.exact or not hasattr(self, "sampler") or (saved and int(saved[-1]) >= clock.env_steps):
             return None
-        if clock.updates == 0 or (self._has_rows and self.ranks.world > 1):
+        if clock.updates == 0 or isinstance(error, Diverged) or not _finite(self.algorithm):
             return None
         self.saves.early = False
         try:
-            written = self._written(self.saves.metric, False)
-        except Exception as error:  # whatever has broken the run may have broken this too
-            return f"what it had learnt could not be saved: {str(error).splitlines()[0] if str(error) else error!r}"
-        return (
-            None if written is None else f"what it had learnt after {clock.env_steps} env steps is saved: rlrun resume"
-        )
+            if self.ranks.world > 1 and self._has_rows:
+                return None
+            return self._rescued(self.kept != {})
+        except Exception as problem:  # whatever has broken the run may have broken this too
+            said = str(problem).splitlines()
+            return f"what it had learnt could not be saved: {said[0] if said else repr(problem)}"
 
-    def _tensors(self) -> dict[str, dict]:
+    def _rescued(self, kept: bool) -> str | None:
+        """Saves all that can be saved. Processes that hold a replay may be what failed."""
+        without = ""
+        try:
+            written = self._written(self.saves.metric, False)
+        except Exception:
+            if not kept or self.ranks.world > 1:
+                raise
+            written = self._written(self.saves.metric, False, kept=False)
+            without = ", without its replay"
+        if written is None:
+            return None
+        return f"what it had learnt after {self.clock.env_steps} env steps is saved{without}: rlrun resume"
+
+    def _tensors(self, kept: bool = True) -> dict[str, dict]:
         """The parts of a checkpoint that torch.save writes."""
         tensors = {
             "policy": self.algorithm.policy.state_dict(),
@@ -413,7 +448,7 @@ class Run:
             "sampler": self.sampler.save(),
         }
         if self.kept:
-            tensors["replay"] = {name: thing.state() for name, thing in self.kept.items()}
+            tensors["replay"] = {name: thing.state() for name, thing in self.kept.items()} if kept else {LOST: {}}
         return tensors
 
     def _facts(self, metric: float | None, saved_best: float | None) -> dict[str, Any]:
@@ -425,6 +460,7 @@ class Run:
             "restarts": self.restarts.state(),
             "saved_best": saved_best,
             "metric": metric,
+            "judged_by": self.saves.judged_by,
             "generation": self.generation,
         }
 
@@ -439,3 +475,8 @@ class Run:
         self.health.look(row)
         self._tell("on_log", row)
         self.logs.write(row)
+
+
+def _finite(algorithm: Algorithm) -> bool:
+    """Tells whether all of the policy's numbers are finite."""
+    return all(bool(x.isfinite().all()) for x in algorithm.policy.state_dict().values() if x.is_floating_point())

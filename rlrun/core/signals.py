@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -13,20 +14,25 @@ SAME_SEC = 1.0
 
 
 class Signals:
-    """Ctrl-C and SIGTERM request a checkpoint and the end of the run; SIGUSR1 requests a checkpoint. A second Ctrl-C,
-    or a second SIGTERM after SAME_SEC, ends the run at once."""
+    """Ctrl-C, SIGTERM and SIGHUP (the terminal was closed) request a checkpoint and the end of the run; SIGUSR1
+    requests a checkpoint. A second Ctrl-C, or a second one of the others after SAME_SEC, ends the run at once. Where
+    SIGHUP is ignored, as under nohup, it stays so."""
 
     def __init__(self) -> None:
         self.stop: signal.Signals | None = None
         self.stopped_at = 0.0
         self.save = False
         self.before: dict[int, object] = {}
+        self.terminals: list[int] = []  # outputs that a person reads
 
     def install(self) -> None:
         if threading.current_thread() is not threading.main_thread():
             return
         for number in (signal.SIGINT, signal.SIGTERM):
             self.before[number] = signal.signal(number, self._on_stop)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            self.before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._on_hangup)
+            self.terminals = [output for output in (1, 2) if os.isatty(output)]
         self.before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._on_save)
 
     def restore(self) -> None:
@@ -39,6 +45,14 @@ class Signals:
             self.stop, self.stopped_at = signal.Signals(number), time.monotonic()
         elif number == signal.SIGINT or time.monotonic() - self.stopped_at > SAME_SEC:
             raise KeyboardInterrupt
+
+    def _on_hangup(self, number: int, frame: FrameType | None) -> None:
+        """Stops, and writes no more to the terminal, which is gone: that would raise an error."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for output in self.terminals:
+            os.dup2(nowhere, output)
+        os.close(nowhere)
+        self._on_stop(number, frame)
 
     def _on_save(self, number: int, frame: FrameType | None) -> None:
         self.save = True

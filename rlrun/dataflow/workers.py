@@ -30,9 +30,9 @@ from rlrun.machine.memory import keep_freed
 FORKS = sys.platform == "linux"  # the fork server; elsewhere every worker is spawned and imports for itself
 CONTEXT: Any = multiprocessing.get_context("forkserver" if FORKS else "spawn")
 START_SEC = 120.0  # time that a process may take to start, unless start_within() says otherwise
-# Signals that workers ignore. Ctrl-C and schedulers send them to the whole process group, but only the run's own
-# process decides what happens.
-DECIDED = {signal.SIGINT, signal.SIGTERM}
+# Signals that workers ignore. Ctrl-C, schedulers and a closed terminal send them to the whole process group, but only
+# the run's own process decides what happens.
+DECIDED = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1}
 READY = "ready"  # a worker's first message
 
 
@@ -61,6 +61,26 @@ class _Carried:
     environment there. They are pickled."""
 
     functions: ClassVar[list[Callable[[], None]]] = []
+
+
+class _Ends:
+    """Functions that a worker calls at its end."""
+
+    functions: ClassVar[list[Callable[[], object]]] = []
+
+
+def at_end(close: Callable[[], object]) -> None:
+    """Lets this worker call close() when its parent has closed their pipe, or after an error, but not when it is
+    killed. An environment may have started programs or have files open."""
+    _Ends.functions.append(close)
+
+
+def _end(code: int) -> None:
+    """Ends this worker at once, without the interpreter's own end, which may wait for threads."""
+    for close in reversed(_Ends.functions):
+        with suppress(Exception):  # it is the user's code, and its run is over
+            close()
+    os._exit(code)
 
 
 @contextmanager
@@ -120,7 +140,7 @@ def _bootstrap(
             function()
         target(pipe, *args)
     except (BrokenPipeError, EOFError, ConnectionResetError):
-        os._exit(0)  # the parent has ended
+        _end(0)  # the parent has ended, or needs this process no more
     except BaseException as error:
         try:
             pipe.send(_Failure((explained(error),)))
@@ -128,7 +148,7 @@ def _bootstrap(
             pass  # the parent has ended, or does not read the pipe any more
         finally:
             pipe.close()
-        os._exit(1)
+        _end(1)
 
 
 @contextmanager

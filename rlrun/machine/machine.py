@@ -14,6 +14,7 @@ import torch
 from rlrun.core.env import EnvFactory
 from rlrun.core.pulse import STEP, doing
 from rlrun.core.specs import random_actions
+from rlrun.machine.cgroups import cores_allowed, memory_left
 from rlrun.machine.nodes import Node
 from rlrun.machine.processor import cpu_flags
 
@@ -89,28 +90,16 @@ def measured() -> Machine:
 
 
 def cores() -> int:
-    """Cores that this process may use. The cgroup's quota and the affinity are included."""
+    """Cores that this process may use. The cgroups' quota and the affinity are included."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = open("/sys/fs/cgroup/cpu.max").read().split()
-        if quota != "max":
-            count = min(count, max(1, round(int(quota) / int(period))))
-    except (OSError, ValueError):
-        pass
-    return count
+    allowed = cores_allowed()
+    return count if allowed is None else min(count, max(1, round(allowed)))
 
 
 def free_memory() -> int:
-    """Bytes that this process may still take. The cgroup's limit is included."""
-    free = psutil.virtual_memory().available
-    try:
-        limit, used = (open(f"/sys/fs/cgroup/memory.{name}").read().strip() for name in ("max", "current"))
-        if limit != "max":
-            stat = dict(line.split() for line in open("/sys/fs/cgroup/memory.stat"))
-            free = min(free, int(limit) - int(used) + int(stat["inactive_file"]))  # the pages of files give way
-    except (OSError, ValueError, KeyError):
-        pass
-    return max(0, free)
+    """Bytes that this process may still take. The cgroups' limits are included."""
+    free, left = psutil.virtual_memory().available, memory_left()
+    return free if left is None else min(free, left)
 
 
 def free_shared() -> int:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlrun.core.batch import Batch
 from rlrun.core.checkpoint import rows_file
-from rlrun.core.errors import RunFailed, UserError
+from rlrun.core.errors import Diverged, RunFailed, UserError
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.reuse import Courier
 from rlrun.dataflow.slots import Fragment
@@ -195,10 +195,10 @@ class Replay:
 
     def _scaled(self, priority: Tensor) -> np.ndarray:
         """Returns (priority + priority_epsilon) ** alpha, as the tree holds it.
-        Raises RunFailed when a priority is negative or not finite."""
+        Raises Diverged when a priority is negative or not finite."""
         value = priority.detach().double().cpu().numpy()
         if not np.isfinite(value).all() or (value < 0).any():
-            raise RunFailed("a priority is negative or not finite: the loss has diverged")
+            raise Diverged("a priority is negative or not finite: the loss has diverged")
         assert self.priorities is not None
         return (value + self.priorities.priority_epsilon) ** self.priorities.alpha
 
@@ -366,7 +366,7 @@ class Replay:
         [R, B, ...] of fields that the policy recorded, by name, for the first R rows of each fragment; for `core`, for
         R rows at which state is stored, from Needs.core_first on, to the row of the last observation at most. If two
         fragments share a row, the later one's values are kept. Raises KeyError for a name that is not recorded, and
-        RunFailed when a priority is negative or not finite.
+        Diverged when a priority is negative or not finite.
         """
         self.layout.refuse_unknown(fields)
         keys = key.cpu().numpy()

@@ -22,8 +22,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 
 from rlrun.core.algorithm import Algorithm, Update
+from rlrun.core.awake import awake
 from rlrun.core.checkpoint import load_part
-from rlrun.core.errors import RunFailed, UserError
+from rlrun.core.errors import ProcessLost, RunFailed, UserError
 from rlrun.core.learners import replay_part
 from rlrun.core.metrics import Means
 from rlrun.core.moments import Moments, plain
@@ -34,7 +35,7 @@ from rlrun.dataflow.ranks import SAVE_SEC
 from rlrun.dataflow.reuse import gather
 from rlrun.dataflow.shared import SharedLearner
 from rlrun.dataflow.slots import Header
-from rlrun.dataflow.supervision import Supervised
+from rlrun.dataflow.supervision import LOOK_SEC, Supervised
 from rlrun.dataflow.workers import READY, Worker, no_word
 from rlrun.machine import choices, compute
 from rlrun.machine.asked import Asked
@@ -192,10 +193,7 @@ class _Crew(Unsaved):
         return self.supervised.members
 
     def _messages(self, timeout_sec: float) -> list[tuple[Worker, Any]]:
-        messages = self.supervised.messages(timeout_sec, self._replaced)
-        if not messages and timeout_sec > 0:
-            raise RunFailed(no_word(self.supervised.names, timeout_sec))
-        return messages
+        return self.supervised.messages(timeout_sec, self._replaced)
 
     def _replaced(self, number: int, old: Worker, new: Worker) -> None:
         """Lets a new process go on at once, unless all are to wait. It waits by itself until then."""
@@ -211,6 +209,8 @@ class _Crew(Unsaved):
         """Returns the reports that have arrived; waits for at least one."""
         if not self.waiting:
             self.waiting = [message for _, message in self._messages(self.timeout_sec)]
+            if not self.waiting:
+                raise RunFailed(no_word(self.supervised.names, self.timeout_sec))
         reports, self.waiting = self.waiting, []
         return reports
 
@@ -220,12 +220,19 @@ class _Crew(Unsaved):
             return []
         self.shared.hold.fill_(1)
         self.held, reports, self.waiting = set(), self.waiting, []
+        end = awake() + self.timeout_sec
         while len(self.held) < len(self.members):
-            for worker, message in self._messages(self.timeout_sec):
+            # Not for long: a process that takes the place of the last one to wait says nothing.
+            messages = self._messages(LOOK_SEC)
+            for worker, message in messages:
                 if message == HELD:
                     self.held.add(worker)
                 else:
                     reports.append(message)
+            if messages:
+                end = awake() + self.timeout_sec
+            elif awake() > end:
+                raise RunFailed(no_word(self.supervised.names, self.timeout_sec))
         self.holding = True
         return reports
 
@@ -241,13 +248,16 @@ class _Crew(Unsaved):
         self.waiting += [message for _, message in self._messages(0.0)]
 
     def ask(self, members: Sequence[Worker], *what: Any) -> list[Any]:
-        """Returns the answers of these processes about their replay, in their order. All must be held."""
-        assert self.holding
+        """Returns the answers of these processes about their replay, in their order. All must be held. ProcessLost is
+        raised where one of them is gone."""
+        if not self.holding or any(worker not in self.workers.members for worker in members):
+            raise ProcessLost("a process that holds a part of the replay is gone")
         for worker in members:
             self.workers.send(worker, what)
         answers: dict[str, Any] = {}
         while len(answers) < len(members):
-            answers |= {worker.name: said for worker, said in self.workers.receive(max(self.timeout_sec, SAVE_SEC))}
+            said = self.workers.receive(max(self.timeout_sec, SAVE_SEC))
+            answers |= {worker.name: message for worker, message in said if message != READY}  # READY: it is a new one
         return [answers[worker.name] for worker in members]
 
 

@@ -96,6 +96,7 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
         # pages of a shard were unlocked meanwhile. Closing it again does nothing.
         ends.callback(replay.close)
         ends.callback(sampler.close)
+        ends.enter_context(job.rescuing())  # the shards hold what a checkpoint needs
         job.sampler_ready(sampler)
         job.keeps("replay", replay)
         job.keeps("limiter", limiter)

@@ -183,7 +183,8 @@ class _Session:
     def _train(self) -> tuple[BaseException | None, Restored | None]:
         """Returns what ended the training, if anything did, and the checkpoint from which the run begins again."""
         job, places = self.job, checkpoints_of(self.directory.path)
-        dog = Watchdog(self.plan.limits(), self._stuck) if self.plan.resources.inference == "serial" else None
+        steps = self.plan.resources.inference == "serial" or (self.plan.evaluates and self.crew is None)
+        dog = Watchdog(self.plan.limits(), self._stuck) if steps else None
         try:
             train(self.plan, job, None if self.resume_at is None else places.directory / f"{self.resume_at:012d}")
         except BaseException as caught:
@@ -191,7 +192,7 @@ class _Session:
                 job.failed("INTERRUPTED", "interrupted twice")
             else:
                 job.failed("FAILED", masked(explained(caught)))
-            if isinstance(caught, RunFailed | EnvError) and (saved := job.rescue()) is not None:
+            if isinstance(caught, RunFailed | EnvError) and (saved := job.rescue(caught)) is not None:
                 print(f"  {saved}", flush=True)
             try:
                 return caught, self.again.checkpoint(caught, places, job.clock.env_steps)
@@ -209,7 +210,7 @@ class _Session:
         """Ends a run whose own process hangs in code that nothing can interrupt. Called by another thread."""
         job, directory = self.job, self.directory
         job.failed("FAILED", reason)
-        if (saved := job.rescue()) is not None:
+        if (saved := job.rescue(None)) is not None:
             print(f"  {saved}", flush=True)
         _summary(directory, status=job.status, reason=reason, env_steps=job.clock.env_steps, **self.facts)
         print(f"FAILED: {reason}\n{directory.path}", flush=True)
@@ -259,7 +260,7 @@ class _Session:
             checkpoints=checkpoints_of(self.directory.path, config.run.checkpoint.keep),
             logger=logger,
             signals=self.signals,
-            evaluate=_evaluation(plan) if plan.evaluates and self.crew is None else None,
+            evaluate=_evaluation(plan, self.again.restarts) if plan.evaluates and self.crew is None else None,
             estimate=TrainingEstimates(plan) if plan.estimates else None,
             evaluators=self.crew,
             exact=plan.resources.exact,
@@ -351,14 +352,24 @@ def _imagining(plan: Plan, path: Path, logger: Sinks) -> list[Imagining]:
     return [Imagining(config.run.imagine, show, rng)]
 
 
-def _evaluation(plan: Plan) -> Play:
-    """Returns the function that evaluates in this process."""
+def _evaluation(plan: Plan, restarts: Restarts) -> Play:
+    """Returns the function that evaluates in this process. Where an environment fails, all are made anew and play this
+    evaluation from its beginning, once and within the run's budget of failures."""
     evaluating: list[Evaluating] = []
 
     def evaluate(algorithm: Algorithm, clock: Clock, round_: int, stop: Callable[[], bool]) -> Evaluated:
         if not evaluating:
             evaluating.append(Evaluating(dataclasses.replace(plan.evaluation(), workers=0)))
-        return evaluating[0](algorithm.policy, clock, round_, stop)
+        one = evaluating[0]
+        try:
+            return one(algorithm.policy, clock, round_, stop)
+        except EnvError as error:
+            if restarts.limit == 0:
+                raise
+            restarts.env_failed(f"in an evaluation, {error}")
+        with contextlib.suppress(Exception):  # it is the user's code, and has failed before
+            one.close()
+        return one(algorithm.policy, clock, round_, stop)
 
     return evaluate
 

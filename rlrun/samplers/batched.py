@@ -34,7 +34,7 @@ from rlrun.core.restarts import Restarts
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.slots import Fragment, Header, Slots
 from rlrun.dataflow.stores import FragmentStore, Key
-from rlrun.dataflow.workers import READY, Worker
+from rlrun.dataflow.workers import READY, Worker, at_end
 from rlrun.machine.graphs import GraphRecorder, tensors
 from rlrun.machine.resources import BATCHED_GROUPS as GROUPS
 from rlrun.samplers.acting import ActingCopy
@@ -72,6 +72,8 @@ def env_process(pipe: Connection, job: EnvJob) -> None:
         )
         for g in range(GROUPS)
     ]
+    for columns in groups:
+        at_end(columns.env.close)
     views: dict[Key, dict] = {}
     last = plan.layout["reward"].shape[0] - 1  # type: ignore[union-attr]
     pulses, index = job.pulse

@@ -12,6 +12,7 @@ import torch
 from rlrun.core.batch import Batch
 from rlrun.core.env import EnvFactory, Rows, paid
 from rlrun.core.policy import Mode, Policy
+from rlrun.core.pulse import STEP, doing
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import EnvSpec
@@ -111,7 +112,8 @@ class Evaluator:
                     to_torch(obs).to(device), torch.from_numpy(is_first).to(device), state, clock, mode, rng
                 )
                 state = act.state
-                step = self.env.step(act.action.to("cpu").numpy())
+                with doing(STEP, longest=True):
+                    step = self.env.step(act.action.to("cpu").numpy())
                 obs, is_first = step.obs, step.is_first
                 reward = paid(self.env.spec, step).reshape(envs, agents)
                 returns += reward[:, counts].sum(1)

@@ -25,7 +25,7 @@ from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.dataflow.stores import WeightStore
 from rlrun.dataflow.weights import WeightBus
-from rlrun.dataflow.workers import Worker, Workers, start_sec
+from rlrun.dataflow.workers import Worker, Workers, at_end, start_sec
 from rlrun.samplers.evaluator import TOGETHER, Evaluator, together
 
 PLAYING, PLAYING_SEC = "playing", 1.0
@@ -86,9 +86,17 @@ class Evaluating:
         return Evaluated([], own_numbers(self.own, made))
 
 
+    def close(self) -> None:
+        """Closes the environments, if there are any yet. The next evaluation makes new ones."""
+        evaluator, self.evaluator = self.evaluator, None
+        if evaluator is not None:
+            evaluator.close()
+
+
 def evaluation_process(pipe: Connection, plan: EvaluationPlan, number: int, bus: WeightStore) -> None:
-    """Receives numbers of evaluations and answers each with Evaluated, until the pipe closes."""
+    """Receives numbers of evaluations and answers each with the number and Evaluated, until the pipe closes."""
     policy, evaluate, seen = plan.make_policy(), Evaluating(plan, number), 0
+    at_end(evaluate.close)
     told = time.monotonic()
 
     def stop() -> bool:
@@ -104,7 +112,7 @@ def evaluation_process(pipe: Connection, plan: EvaluationPlan, number: int, bus:
         newer = bus.read(policy, seen)
         assert newer is not None, "begin() publishes weights"
         seen, clock, _ = newer
-        pipe.send(evaluate(policy, clock, round_, stop))
+        pipe.send((round_, evaluate(policy, clock, round_, stop)))
 
 
 class EvaluationCrew:
@@ -153,14 +161,15 @@ class EvaluationCrew:
         self.workers.bury(worker)
         new = self._start(name)
         self.heard[name] = awake()
-        self.workers.send(new, self.round)
+        if name not in self.parts:
+            self.workers.send(new, self.round)
 
     def result(self, timeout_sec: float = 0.0) -> Evaluated | None:
         messages, dead = self.workers.receive_from_survivors(timeout_sec)
         for worker, message in messages:
             self.heard[worker.name] = awake()
-            if message != PLAYING:
-                self.parts[worker.name] = message
+            if message != PLAYING and message[0] == self.round:
+                self.parts[worker.name] = message[1]
         for worker, reason in dead:
             self._replace(worker, reason)
         if len(self.parts) == self.plan.workers:

@@ -21,7 +21,7 @@ from rlrun.core.schedule import Clock
 from rlrun.dataflow.slots import Fragment, Header, Slots
 from rlrun.dataflow.stores import FragmentStore, Key, WeightStore
 from rlrun.dataflow.weights import WeightBus
-from rlrun.dataflow.workers import READY, Worker, no_word
+from rlrun.dataflow.workers import READY, Worker, at_end, no_word
 from rlrun.samplers.collector import Collector
 from rlrun.samplers.processes import ProcessSampler, SamplerPlan
 
@@ -62,6 +62,7 @@ def sampler_process(pipe: Connection, job: SamplerJob) -> None:
     pulse = pulses.of(index)
     policy = plan.make_policy()
     collector = make_collector(plan, number)
+    at_end(collector.columns.env.close)
     views = {}
     version, clock, made = 0, Clock(), 0
     watch(pulse)

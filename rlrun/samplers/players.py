@@ -33,7 +33,7 @@ from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.dataflow.stores import WeightStore
 from rlrun.dataflow.weights import WeightBus
-from rlrun.dataflow.workers import READY, Workers, start_sec
+from rlrun.dataflow.workers import READY, Workers, at_end, start_sec
 from rlrun.samplers.evaluator import to_torch
 
 ALIVE_SEC = 2.0  # seconds between two messages of a player whose order takes long
@@ -249,6 +249,7 @@ def player_process(pipe: Connection, number: int, crew: Crew, bus: WeightStore) 
     an order which takes long has had so far."""
     policy = crew.make_policy()
     player = Player(crew, number, policy)
+    at_end(player.close)
     version, clock = 0, Clock()
     pipe.send(READY)
     while True:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlrun.core.checkpoint import Checkpoints
-from rlrun.core.errors import UserError
+from rlrun.core.errors import Notice, UserError
 
 
 @pytest.fixture
@@ -65,3 +65,36 @@ def test_an_earlier_moment_becomes_the_best_and_rows_of_the_last_one_stay(tmp_pa
     loaded, run = checkpoints.load("best")
     assert run["metric"] == 7.0 and torch.equal(loaded["policy"]["weight"], torch.full((3,), 2.0))
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_rows_whose_removal_was_cut_off_harm_nothing(tmp_path):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    tensors = {name: {"weight": torch.ones(3)} for name in ("policy", "algorithm", "sampler", "replay")}
+
+    def rows(folder):
+        (folder / "replay-0.bin").write_bytes(b"rows")
+
+    path = checkpoints.save(10, tensors, {"env_steps": 10}, best=False, rows=rows)
+    listed = json.loads((path / "manifest.json").read_text())["sha256"]
+    manifest(path, sha256={name: digest for name, digest in listed.items() if name != "replay-0.bin"})
+    assert checkpoints.load(parts=("policy",))[1] == {"env_steps": 10}
+    with pytest.raises(UserError, match=r"no sha256 of replay-0\.bin"):
+        checkpoints.load(parts=("replay",))
+    assert checkpoints.tidy() == [f"{path.name}/replay-0.bin"]
+    assert checkpoints.load(parts=("replay",))[1] == {"env_steps": 10}
+
+
+def test_a_run_goes_on_where_old_checkpoints_cannot_be_removed(tmp_path, monkeypatch):
+    checkpoints, tensors = Checkpoints(tmp_path, keep=1), {"policy": {"weight": torch.ones(3)}}
+    checkpoints.save(10, tensors, {"env_steps": 10}, best=False)
+    monkeypatch.setattr("shutil.rmtree", refuse_all_but_unfinished)
+    with pytest.warns(Notice, match="old checkpoints could not be removed"):
+        assert checkpoints.save(20, tensors, {"env_steps": 20}, best=False) is not None
+    monkeypatch.undo()
+    checkpoints.save(30, tensors, {"env_steps": 30}, best=False)
+    assert checkpoints.names() == ["000000000030"], "the next one tries again"
+
+
+def refuse_all_but_unfinished(path, ignore_errors=False):
+    if not ignore_errors:
+        raise OSError(28, "No space left on device")

@@ -2,6 +2,7 @@
 
 import json
 import time
+import types
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from wired import Wired
 
 from rlrun.cli import _dispatch
 from rlrun.core.checkpoint import Checkpoints
-from rlrun.core.errors import RunFailed, UserError
+from rlrun.core.errors import ProcessLost, RunFailed, UserError
 from rlrun.core.optimizer import Optimizer
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.dataflow.shared import SharedLearner
@@ -237,3 +238,56 @@ def test_alone_it_is_a2c(typed, tmp_path):
         tmp_path,
     )
     assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), two.state_dict().values(), strict=True))
+
+
+class Named:
+    def __init__(self, name):
+        self.name = name
+
+
+class Stub:
+    """In place of Supervised and Workers: the calls of messages() and receive() say what is listed."""
+
+    def __init__(self, members, script):
+        self.members, self.names, self.script, self.workers, self.sent = members, [], script, self, []
+
+    def messages(self, timeout, replaced):
+        step = self.script.pop(0)
+        return step(replaced) or [] if callable(step) else step
+
+    def receive(self, timeout):
+        return self.script.pop(0)
+
+    def send(self, worker, message):
+        self.sent.append((worker.name, message))
+
+
+def crew_of(members, script):
+    from rlrun.runners.async_gradients import _Crew
+
+    crew = _Crew.__new__(_Crew)
+    crew.timeout_sec, crew.holding, crew.waiting, crew.held, crew.replays = 0.1, False, [], set(), False
+    crew.shared = types.SimpleNamespace(hold=torch.zeros(()))
+    crew.supervised = crew.workers = Stub(members, script)
+    return crew
+
+
+def test_processes_that_are_replaced_while_all_are_to_wait_are_waited_for():
+    """The last one dies before it waits, and its successor says nothing, because it waits from its beginning."""
+    first, last, new = (Named(name) for name in ("worker-0", "worker-1", "worker-1"))
+
+    def replace(replaced):
+        stub.members[1] = new
+        replaced(1, last, new)
+
+    crew = crew_of([first, last], [[(first, "held")], replace])
+    stub = crew.supervised
+    assert crew.hold() == [] and crew.holding and not stub.sent
+    stub.script += [[(new, "ready")], [(new, "two"), (first, "one")]]
+    assert crew.ask([first, new], "state") == ["one", "two"], "its first word is no answer"
+    stub.members.remove(new)
+    with pytest.raises(ProcessLost, match="is gone"):
+        crew.ask([first, new], "state")
+    crew = crew_of([first, last], [lambda replaced: time.sleep(0.06)] * 3)
+    with pytest.raises(RunFailed, match="no word"):
+        crew.hold()

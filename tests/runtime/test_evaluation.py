@@ -1,6 +1,8 @@
 """Evaluation beside training: whose weights are evaluated, saved and logged, and what interrupts it."""
 
+import dataclasses
 import json
+import types
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +11,21 @@ from conftest import compose
 
 from rlrun.cli import _dispatch
 from rlrun.config.run import type_config
-from rlrun.core.errors import UserError
+from rlrun.core.duties import improves
+from rlrun.core.errors import EnvError, UserError
+from rlrun.core.evaluation import Evaluated
+from rlrun.core.pulse import Limits
+from rlrun.core.restarts import Restarts
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
+from rlrun.core.watchdog import watched
+from rlrun.machine.machine import Machine
+from rlrun.runtime import session
+from rlrun.runtime.plan import plan
 from rlrun.runtime.rundir import checkpoints_of
 from rlrun.runtime.trained import load
 from rlrun.samplers.evaluator import Evaluator
+from rlrun.samplers.evaluators import EvaluationCrew
 
 EXAMPLE = Path(__file__).parents[1] / "example"
 WORDS = ["algo=ppo", "env=CartPole-v1", "logger=[]", "model.hidden=[8]", "algo.fragment_length=25", "algo.batch_size=50", "algo.minibatch_size=50",
@@ -126,3 +137,76 @@ def test_env_steps_count_every_game_that_has_begun(typed):
     evaluator.close()
     lengths = np.array([length for _, length in games])
     assert len(games) >= 2 and lengths.sum() >= 20 and lengths.sum() - lengths.max() < 20 + lengths.max()
+
+
+def test_a_process_that_has_played_its_part_is_replaced_without_playing_it_again(monkeypatch):
+    """Otherwise its second answer would count as its part of the next evaluation, and so on for ever."""
+    zero, one = (types.SimpleNamespace(name=f"eval-{number}") for number in range(2))
+    crew = EvaluationCrew(types.SimpleNamespace(workers=2), 5.0, Restarts(5, 60.0, tell=lambda said: None))
+    sent, arriving = [], []
+    crew.workers = types.SimpleNamespace(
+        members=[zero, one],
+        bury=lambda worker: None,
+        send=lambda worker, round_: sent.append((worker.name, round_)),
+        receive_from_survivors=lambda timeout: arriving.pop(0),
+    )
+    crew._start = lambda name: types.SimpleNamespace(name=name)
+    crew.bus = types.SimpleNamespace(publish=lambda policy, clock: None)
+    crew.begin(None, Clock(), 3)
+    arriving += [([(zero, (3, Evaluated([1.0])))], [(zero, "eval-0 was killed")]), ([(one, (3, Evaluated([2.0])))], [])]
+    assert crew.result() is None and crew.result().returns == [1.0, 2.0]
+    assert sent == [("eval-0", 3), ("eval-1", 3)]
+    crew.begin(None, Clock(), 4)
+    arriving += [([(zero, (3, Evaluated([9.0])))], []), ([(zero, (4, Evaluated([3.0]))), (one, (4, Evaluated([4.0])))], [])]
+    assert crew.result() is None, "an answer to an earlier evaluation is none"
+    assert crew.result().returns == [3.0, 4.0]
+
+
+def test_an_evaluation_in_the_runs_own_process_survives_one_failure_within_the_budget(monkeypatch):
+    """It is played anew, once, and a hang counts as a failure."""
+    played, closed, told = [], [], []
+
+    class Fails:
+        def __init__(self, plan):
+            self.faults = iter(plan.faults)
+
+        def __call__(self, policy, clock, round_, stop):
+            played.append(round_)
+            if next(self.faults):
+                raise EnvError("Env-v0", range(3, 4), 7, "failed in step 2: Hang")
+            return Evaluated([1.0])
+
+        def close(self):
+            closed.append(True)
+            raise ValueError("it does not close either")
+
+    @dataclasses.dataclass
+    class Plan:
+        faults: tuple
+        workers: int = 0
+
+        def evaluation(self):
+            return self
+
+    monkeypatch.setattr(session, "Evaluating", Fails)
+    algorithm = types.SimpleNamespace(policy=None)
+    play = session._evaluation(Plan((True, False, True, True)), Restarts(5, 60.0, tell=told.append))
+    assert play(algorithm, Clock(), 1, bool).returns == [1.0] and played == [1, 1] and len(closed) == 1
+    assert "in an evaluation, Env-v0, env 3 (seed 7) failed in step 2" in told[0]
+    with pytest.raises(EnvError):
+        play(algorithm, Clock(), 2, bool)
+    with pytest.raises(EnvError):
+        session._evaluation(Plan((True,)), Restarts(0, 60.0))(algorithm, Clock(), 1, bool)
+
+
+def test_a_hang_in_an_evaluation_is_seen(tmp_path):
+    faults = [f"++env.kwargs.{word}" for word in ("fail_at=3", "fault=hang", f"once={tmp_path / 'hung'}")]
+    config = type_config(compose(*WORDS, "env=rlrun/Counting-v0", *faults))
+    made = plan(config, Machine(cores=2))
+    with watched(Limits(step_sec=0.5)), pytest.raises(EnvError, match=r"Hang: hangs: it has been in step\(\)"):
+        Evaluator(made.eval_env(), 1, Seeds(1)).play(made.policy_factory(acting=True)(), 2, "greedy", Clock())
+
+
+def test_what_is_not_a_number_is_never_the_best():
+    assert improves(1.0, None) and improves(2.0, 1.0) and improves(1.0, float("nan"))
+    assert not any(improves(*pair) for pair in ((None, None), (1.0, 1.0), (float("nan"), None), (float("nan"), 1.0)))

@@ -1,5 +1,6 @@
 """Whole sessions: the files of a run, exact resume, damaged checkpoints, signals and stops."""
 
+import hashlib
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import torch
 from conftest import SMALL, compose
 from wired import Wired, checked
 
+from rlrun.cli import _dispatch
 from rlrun.config.run import type_config
 from rlrun.config.types import load_yaml, save_yaml
 from rlrun.core.checkpoint import Checkpoints, verify
@@ -399,6 +401,28 @@ def test_evaluation_during_training_judges_best(tmp_path):
     assert best["eval_mean"] == max(row["eval/return_mean"] for row in rows if "eval/return_mean" in row)
 
 
+def test_a_resumed_run_that_begins_to_evaluate_forgets_the_best_training_return(tmp_path):
+    """The two cannot be compared, and a best that no evaluation exceeds would stay the best for ever."""
+    path = tmp_path / "run"
+    train(path, "env=CartPole-v1", "env_steps=600", "checkpoint.every=200", "episode_window=3")
+    run = checkpoints_of(path).load()[1]
+    run_json = path / "checkpoints" / checkpoints_of(path).names()[-1] / "run.json"
+    _rewrite(run_json, {**run, "best": 1e6, "saved_best": 1e6})
+    assert resume(path, "env_steps=1200", "eval.every=200", "eval.episodes=2") == 0
+    last = checkpoints_of(path).load()[1]
+    assert last["judged_by"] == "evaluations" and 0 < last["saved_best"] <= last["best"] < 1e6
+    assert resume(path, "env_steps=1400") == 0
+    assert checkpoints_of(path).load()[1]["best"] >= last["best"], "nothing is forgotten where nothing has changed"
+
+
+def _rewrite(file, run):
+    """Changes a checkpoint's run.json and its digest."""
+    file.write_text(json.dumps(run))
+    manifest = json.loads((file.parent / "manifest.json").read_text())
+    manifest["sha256"]["run.json"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    (file.parent / "manifest.json").write_text(json.dumps(manifest))
+
+
 def test_a_killed_sampler_fails_the_run_everywhere(tmp_path):
     """Seen from outside: exit code 1 within seconds, FAILED in summary.json, and no process left."""
     path = tmp_path / "run"
@@ -430,6 +454,51 @@ def test_a_killed_sampler_fails_the_run_everywhere(tmp_path):
     assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
 
 
+CLOSES = """
+import pathlib, gymnasium, numpy
+class Env(gymnasium.Env):
+    observation_space, action_space = gymnasium.spaces.Box(-1, 1, (2,)), gymnasium.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        return numpy.zeros(2, numpy.float32), {}
+    def step(self, action):
+        return numpy.zeros(2, numpy.float32), 1.0, bool(self.np_random.random() < 0.1), False, {}
+    def close(self):
+        with open(pathlib.Path(__file__).parent / "closed", "a") as file:
+            file.write("x")
+"""
+
+
+def test_signals_to_the_whole_group_reach_the_run_alone_and_environments_are_closed(tmp_path):
+    """SIGUSR1 saves, and SIGHUP, which a closed terminal sends, saves and ends the run."""
+    (tmp_path / "closes.py").write_text(CLOSES)
+    path = tmp_path / "run"
+    words = ["algo=ppo", "env=closes:Env", "resources.inference=local", "resources.num_samplers=2", "algo.batch_size=256", "algo.fragment_length=64",
+             "logger=[console]", f"run_dir={path}", "env_steps=100000000", "checkpoint.every=null", "checkpoint.first_sec=null"]  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rlrun", "train", *words], cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )  # fmt: skip
+    try:
+        _wait(process, lambda: (path / "progress.jsonl").exists() and (path / "progress.jsonl").read_text())
+        opened = (tmp_path / "closed").read_text() if (tmp_path / "closed").exists() else ""
+        os.killpg(process.pid, signal.SIGUSR1)
+        _wait(process, lambda: checkpoints_of(path).names())
+        os.killpg(process.pid, signal.SIGHUP)
+        out, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 129 and "INTERRUPTED: SIGHUP received" in out and "new process" not in out
+    assert json.loads((path / "summary.json").read_text())["status"] == "INTERRUPTED"
+    assert len((tmp_path / "closed").read_text()) - len(opened) == 4
+
+
+def _wait(process, until):
+    deadline = time.monotonic() + 60
+    while not until():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.1)
+
+
 def test_an_env_that_fails_in_the_runs_own_process_is_one_sentence(tmp_path, capfd):
     path = tmp_path / "run"
     assert train(path, "env=rlrun/Counting-v0", "++env.kwargs.fail_at=30") == 1
@@ -453,6 +522,37 @@ def test_a_hang_in_the_runs_own_process_is_survived_or_ends_the_run(tmp_path, ca
     assert "Traceback" not in errors and "failed in step 30" in errors
     assert checkpoints_of(tmp_path / "fails").load()[1]["env_steps"] == steps > 0
     assert resume(tmp_path / "fails") == 0
+
+
+def test_what_a_diverged_learner_has_learnt_is_not_saved(tmp_path, capfd):
+    """Its last checkpoint is better, and would rotate out after a few tries to resume."""
+    words = ["algo=ppo", "env=CartPole-v1", "algo.lr=1e30", "checkpoint.every=null", "resources.inference=serial", "logger=[]"]
+    assert _dispatch(["train", *words, "env_steps=1000000", f"run_dir={tmp_path / 'run'}"]) == 1
+    out, errors = capfd.readouterr()
+    assert "non-finite gradient" in errors and "what it had learnt" not in out
+    assert checkpoints_of(tmp_path / "run").names() == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["algo=apex", "algo.inner.learning_starts=20", "algo.inner.num_envs=2", "algo.inner.fragment_length=5", "resources.num_samplers=1"],
+        ["algo=dqn", "runner=async_gradients", "resources.num_learners=2", "algo.learning_starts=20", "algo.num_envs=2"],
+    ],
+    ids=["shards", "processes that learn"],
+)
+def test_a_failure_saves_what_was_learnt_where_a_replay_is_in_other_processes(tmp_path, capfd, words):
+    path = tmp_path / "run"
+    words = [*words, "env=rlrun/Counting-v0", "replay.capacity=1000", "model.hidden=[8]", "logger=[console]", "env_steps=100000000"]
+    words += ["++env.kwargs.fail_at=300", f"++env.kwargs.once={tmp_path / 'failed'}", "resources.restarts=0", "resources.device=cpu", "checkpoint.every=null"]
+    assert _dispatch(["train", *words, f"run_dir={path}"]) == 1
+    out, errors = capfd.readouterr()
+    assert "this env was told to fail" in errors and "Traceback" not in errors
+    assert json.loads((path / "summary.json").read_text())["status"] == "FAILED"
+    steps, how = re.search(r"what it had learnt after (\d+) env steps is saved(, without its replay)?: rlrun resume", out).groups()
+    assert bool(how) == ("algo=dqn" in words), "the processes that fail hold a part of it"
+    assert _dispatch(["resume", str(path), f"env_steps={int(steps) + 400}"]) == 0
+    assert ("the replay begins anew" in capfd.readouterr().out) == bool(how)
 
 
 def test_a_new_run_saves_early_without_its_replay(tmp_path):
