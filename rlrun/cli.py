@@ -127,7 +127,7 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
     from omegaconf.errors import OmegaConfBaseException
 
     from rlrun.config.foreign import names_hydra
-    from rlrun.config.hydra_errors import asked_family, check_groups, translate
+    from rlrun.config.hydra_errors import THEIRS, asked_family, check_groups, translate
     from rlrun.config.hydra_plugins import install
     from rlrun.config.paths import root
 
@@ -159,10 +159,7 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
     words = with_data(words)
     words = [part for word in words for part in replacing(word)]
     # These keys are the user's own: conf/ does not know them, so that Hydra has to be told to add them.
-    theirs = re.compile(
-        r"(env\.kwargs|data\.path|model\.encoder_kwargs|algo\.(inner\.)?exploration\.kwargs|algo\.fixed|algo\.options)(\.|=\{)"
-    )
-    words = [f"++{word}" if theirs.match(word) else word for word in words]
+    words = [f"++{word}" if THEIRS.match(word) else word for word in words]
     words = [f"+{word}" if word.startswith("algo@algo.options.") else word for word in words]
     shown = shown_config(words)
     flags = [word for word in words if word.startswith("-")]

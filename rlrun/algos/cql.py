@@ -67,7 +67,7 @@ class CQL(sac.SAC):
         self.log_alpha_prime: nn.Parameter | None = None
         if cfg.lagrangian:
             self.log_alpha_prime = nn.Parameter(torch.zeros((), device=ctx.device))
-            plain = replace(cfg.optimizer, weight_decay=0.0, max_grad_value=0.0)
+            plain = replace(cfg.optimizer, weight_decay=0.0, max_grad_value=0.0, agc=0.0)
             self.alpha_prime_optimizer = ctx.optimizer([self.log_alpha_prime], plain, cfg.critic_lr, 0.0)
 
     def update(self, batch: Batch, clock: Clock) -> Update:

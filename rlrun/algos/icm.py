@@ -29,6 +29,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from rlrun.algos.mbmpo import IMAGINES, MBMPO
 from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update
 from rlrun.core.batch import Batch
 from rlrun.core.metrics import Means
@@ -75,6 +76,10 @@ class Config:
 class ICM(Algorithm):
     cfg: Config
     inner: Algorithm
+
+    @classmethod
+    def can_hold(cls, inner: type[Algorithm]) -> str | None:
+        return IMAGINES if issubclass(inner, MBMPO) else None
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:

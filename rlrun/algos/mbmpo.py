@@ -46,6 +46,8 @@ from rlrun.policies.adapted import by_task, together
 
 STARTS = 1000  # first observations of real episodes that are kept
 AHEAD = (1, 10, 50)  # rows of predictions whose error is logged
+# Why algorithms that add rewards of their own (icm, rnd, re3) cannot hold this one.
+IMAGINES = "it learns from imagined rows, whose rewards are computed from its model, and never sees an added reward"
 
 
 @dataclass(frozen=True, kw_only=True)

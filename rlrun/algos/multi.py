@@ -8,7 +8,7 @@ shape. A policy that does not learn acts at random, with another run's weights, 
 Rows: those of the algorithm inside. With a replay, every policy has one of its own (replay/grouped.py), and an update
 draws a batch for each.
 Recorded: what the algorithms inside record.
-Refused, because it would scale by the returns of all agents: normalize_reward of the algorithm inside.
+Refused, because it would scale by the returns of all agents: normalize_reward, of the algorithm inside or in options.
 Metrics: learn/<policy>/<metric of the algorithm inside>.
 Checked: tests/algos/test_multi.py (independent PPO equals separate PPOs to the bit).
 """
@@ -73,16 +73,7 @@ class Config:
                 )
         if isinstance(self.policies, dict) and set(self.fixed) == set(self.policies):
             raise ValueError("every policy is fixed, so nothing would be learnt")
-        first = self.inner.algorithm.needs(self.inner.cfg)
-        for wrong, why in (
-            (first.joint, "learns all agents together in one policy"),
-            (first.population is not None, "changes the parameters of one policy at a time"),
-            (first.every_process_learns, "lets every process learn one policy"),
-            (first.return_discount is not None, "scales rewards by the returns of all agents: normalize_reward"),
-            (first.replay is not None and first.replay.first_priority, "has input_priorities of one policy"),
-        ):
-            if wrong:
-                raise ValueError(f"{self.inner.cfg.name} cannot be inside {self.name}, because it {why}")
+        first = self._checked(self.inner, self.inner.cfg.name)
         for name in self.policies if isinstance(self.policies, dict) else self.options:
             if name not in self.fixed:
                 self._check_same(first, name)
@@ -100,9 +91,25 @@ class Config:
                 f"{option} names the policy {name!r}; policies has {', '.join(known)}.{closest(name, known)}"
             )
 
+    def _checked(self, inner: Inner, called: str) -> Needs:
+        """The needs of an algorithm of one policy, which errors call `called`. Raises ValueError if several policies
+        cannot learn by it."""
+        needs = inner.algorithm.needs(inner.cfg)
+        for wrong, why in (
+            (needs.joint, "learns all agents together in one policy"),
+            (needs.population is not None, "changes the parameters of one policy at a time"),
+            (needs.tasks is not None, "adapts one policy to tasks"),
+            (needs.every_process_learns, "lets every process learn one policy"),
+            (needs.return_discount is not None, "scales rewards by the returns of all agents: normalize_reward"),
+            (needs.replay is not None and needs.replay.first_priority, "has input_priorities of one policy"),
+        ):
+            if wrong:
+                raise ValueError(f"{called} cannot be inside {self.name}, because it {why}")
+        return needs
+
     def _check_same(self, first: Needs, name: str) -> None:
         """Refuses options that change the shape of this policy's batches, which come from the same samplers."""
-        own = self.of(name).algorithm.needs(self.of(name).cfg)
+        own = self._checked(self.of(name), f"options.{name} ({self.of(name).cfg.name})")
         for part, options in SAME.items():
             if getattr(own, part) != getattr(first, part):
                 sizes = getattr(first, part), getattr(own, part)
@@ -274,7 +281,9 @@ class Multi(Algorithm):
                 if field != "core"
             }
             if "core" in batch and name in batch["core"]:
-                kept["core"] = batch["core"][name].columns(where)  # type: ignore[union-attr]
+                core = batch["core"][name]
+                assert isinstance(core, Batch)
+                kept["core"] = core if "key" in batch else core.columns(where)  # a replay draws each policy's by itself
             yield name, Batch(kept)
 
     def renew_targets(self) -> None:

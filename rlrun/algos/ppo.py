@@ -83,6 +83,7 @@ class PPO(Algorithm):
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
         record = ("log_prob", *(["value"] if cfg.use_critic else []), *(["dist"] if cfg.kl_coef > 0 else []))
+        sequences, rest = divmod(cfg.minibatch_size, cfg.sequence_length)
         return Needs(
             rows=cfg.fragment_length,
             columns=cfg.columns,
@@ -90,7 +91,9 @@ class PPO(Algorithm):
             core_every=cfg.sequence_length,
             return_discount=cfg.discount if cfg.normalize_reward else None,
             on_policy=True,
-            shared=(cfg.minibatch_size // cfg.sequence_length,),
+            # Whether the model has memory is not known here. What divides the sequences of a minibatch divides its rows
+            # too; where rows do not fill sequences, they fit a model without memory alone.
+            shared=(cfg.minibatch_size if rest else sequences,),
         )
 
     @classmethod

@@ -137,11 +137,18 @@ class R2D2(Algorithm):
         for policy in (self.policy, self.target):
             draw_noise(policy, self.ctx.rng)
         following = self.unroll(self.target, batch)[1:]  # [T, B, A]
+        chooser = following
+        if cfg.double and cfg.head.noisy:
+            with torch.no_grad():
+                chooser = self.unroll(self.policy, batch)[1:]
+            draw_noise(self.policy, self.ctx.rng)  # independent of the choice above (Fortunato et al. 2018, sec. 3.1)
         q = self.unroll(self.policy, batch)  # [T + 1, B, A]
+        if cfg.double and not cfg.head.noisy:
+            chooser = q[1:]
         rows = batch.map(lambda x: x[cfg.burn_in :]) if cfg.burn_in else batch
         valid = rows.valid  # [T, B]
         with torch.no_grad():
-            best = (q[1:] if cfg.double else following).argmax(-1, keepdim=True)
+            best = chooser.argmax(-1, keepdim=True)
             value = self.unscaled(cfg, following.gather(-1, best).squeeze(-1))
             reward = clip_reward(rows.reward, cfg.reward_clip)
             target = self.scaled(

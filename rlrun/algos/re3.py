@@ -34,6 +34,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
+from rlrun.algos.mbmpo import IMAGINES, MBMPO
 from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update
 from rlrun.core.batch import Batch
 from rlrun.core.moments import Moments
@@ -65,6 +66,10 @@ class Config:
 class RE3(Algorithm):
     cfg: Config
     inner: Algorithm
+
+    @classmethod
+    def can_hold(cls, inner: type[Algorithm]) -> str | None:
+        return IMAGINES if issubclass(inner, MBMPO) else None
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:

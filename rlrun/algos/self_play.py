@@ -6,15 +6,18 @@ against the newest weights themselves, from its beginning to its end. An episode
 agent is above 0, drawn where it is 0, and lost where it is below.
 
 Rows: those of the algorithm inside. Rows of snapshots are dead in its update.
-Recorded: what the algorithm inside records, and mine, against and score (policies/league.py).
-Metrics: those of the algorithm inside; learn/elo: the rating of the newest weights (Elo 1978; episodes of an update are
-rated together); learn/win_rate and draw_rate in the episodes of this update against snapshots; learn/games: how many
-those were; learn/snapshots: number of snapshots taken; learn/elo_of_oldest: the rating of the oldest one kept.
+Recorded: what the algorithm inside records, and mine, against, score and game (policies/league.py).
+Metrics: those of the algorithm inside; learn/elo: the rating of the newest weights (Elo 1978; the episodes of an update
+are rated in small groups, each with the same share of every result); learn/win_rate and draw_rate in the episodes of
+this update against snapshots; learn/games: how many those were; learn/snapshots: number of snapshots taken;
+learn/elo_of_oldest: the rating of the oldest one kept. Where a runner uses rows again, their episodes count at the
+first use alone.
 Checked: tests/algos/test_self_play.py.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -29,8 +32,11 @@ from rlrun.core.ranges import Count, NotNegative, Positive, Share
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import Agents, EnvSpec
 from rlrun.models.model import Model
-from rlrun.policies.league import RECORDED, SELF, LeaguePolicy
+from rlrun.policies.league import FIRST_GAME, RECORDED, SELF, LeaguePolicy
 
+# Points that a group of games may move a rating by, at most. Many games at once would be one step of K * games points,
+# which overshoots: from 695 points on, the difference of two ratings would grow from step to step.
+MOST_POINTS = 160.0
 HOLDERS = ("multi", "self_play", "icm", "rnd", "re3", "apex", "apex_ddpg")
 
 
@@ -51,6 +57,7 @@ class Config:
         for wrong, why in (
             (needs.joint, "learns all agents together in one policy"),
             (needs.population is not None, "learns from returns, not from rows"),
+            (needs.tasks is not None, "adapts its policy to tasks, to which snapshots would not be adapted"),
             (needs.every_process_learns, "lets every process learn"),
             (needs.replay is not None, "learns from a replay, whose rows would be those of snapshots too"),
         ):
@@ -105,6 +112,9 @@ class SelfPlay(Algorithm):
         self.register_buffer("results", torch.zeros(slots, 3, dtype=torch.float64, device=device))
         self.register_buffer("taken", torch.tensor(0, device=device))  # snapshots so far
         self.register_buffer("last", torch.tensor(0, device=device))  # env steps at the last one
+        # The newest game of every column of the samplers that was counted. Checkpoints need not hold this, because no
+        # row from before one is used after it.
+        self.counted: dict[int, int] = {}
         self._snapshot(0)
 
     def update(self, batch: Batch, clock: Clock) -> Update:
@@ -119,21 +129,42 @@ class SelfPlay(Algorithm):
         return Update({**update.metrics, **self._metrics(counted)}, update.writes)
 
     def count(self, batch: Batch) -> Tensor:
-        """The episodes against each snapshot that ended in this batch, of all learners: won, drawn, lost [slots, 3]."""
+        """The episodes against each snapshot that ended in this batch and in none before it, of all learners: won,
+        drawn, lost [slots, 3]."""
         over = (batch["terminated"] | batch["truncated"]) & batch["mine"] & batch["valid"]  # type: ignore[operator]
-        against, outcome = batch["against"][over], (batch["score"] + batch["reward"])[over]  # type: ignore[operator]
+        over = over & (batch["against"] != SELF)
+        new = self._new(batch["game"][over])  # type: ignore[arg-type]
+        against, outcome = batch["against"][over][new], (batch["score"] + batch["reward"])[over][new]  # type: ignore[operator, index]
         counts = torch.zeros_like(self.results)
         for slot, number in enumerate(self.policy.present.tolist()):
             here = outcome[against == number] if number != SELF else outcome[:0]
             counts[slot] = torch.stack([(here > 0).sum(), (here == 0).sum(), (here < 0).sum()]).to(counts.dtype)
         return self.total(counts)
 
+    def _new(self, games: Tensor) -> Tensor:
+        """Whether each of these games [N] is new [N]. Rows of a column come in order at their first use, so that a game
+        which is not newer than the column's newest one was in a batch before."""
+        order = games.argsort()
+        new: list[bool] = []
+        for game in games[order].tolist():
+            column, number = divmod(game, FIRST_GAME)
+            new.append(number > self.counted.get(column, -1))
+            self.counted[column] = max(number, self.counted.get(column, -1))
+        return torch.empty_like(games, dtype=torch.bool).index_put(
+            (order,), torch.tensor(new, dtype=torch.bool, device=games.device)
+        )
+
     def rate(self, counts: Tensor) -> None:
-        """Moves the ratings. What main wins, its opponents lose, so that the sum of all ratings stays the same."""
-        expected = 1.0 / (1.0 + 10.0 ** ((self.elo_of - self.elo) / 400.0))  # [slots]
-        gained = counts[:, 0] + 0.5 * counts[:, 1] - counts.sum(1) * expected
-        self.elo_of -= self.cfg.elo_k * gained
-        self.elo += self.cfg.elo_k * gained.sum()
+        """Moves the ratings by results [slots, 3]. What main wins, its opponents lose, so that the sum of all ratings
+        stays the same."""
+        groups = max(1, math.ceil(float(counts.sum()) * self.cfg.elo_k / MOST_POINTS))
+        part = counts / groups
+        points, games = part[:, 0] + 0.5 * part[:, 1], part.sum(1)  # [slots]
+        for _ in range(groups):
+            expected = 1.0 / (1.0 + 10.0 ** ((self.elo_of - self.elo) / 400.0))  # [slots]
+            gained = points - games * expected
+            self.elo_of -= self.cfg.elo_k * gained
+            self.elo += self.cfg.elo_k * gained.sum()
         self.results += counts
 
     def due(self, clock: Clock) -> bool:

@@ -97,7 +97,7 @@ class TQC(Algorithm):
         self.critic_optimizer = ctx.optimizer(self.critic.parameters(), cfg.optimizer, cfg.critic_lr, cfg.max_grad_norm)
         self.actor_optimizer = ctx.optimizer(policy.net.parameters(), cfg.optimizer, cfg.actor_lr, cfg.max_grad_norm)
         # The temperature is no weight of a net: nothing pulls it to 1, and no bound holds its gradient.
-        plain = replace(cfg.optimizer, weight_decay=0.0, max_grad_value=0.0)
+        plain = replace(cfg.optimizer, weight_decay=0.0, max_grad_value=0.0, agc=0.0)
         self.alpha_optimizer = ctx.optimizer([self.log_alpha], plain, cfg.alpha_lr, 0.0)
         # The critics draw from a generator of their own, so that they and the actor can be computed side by side.
         self.target_rng = ctx.another_rng()

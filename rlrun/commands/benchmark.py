@@ -16,10 +16,12 @@ growth --help, reproduce-tables --help, tuned --help and cluster --help describe
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import Any
 
 from rlrun.cli import compose
 from rlrun.core.errors import UserError, closest
+from rlrun.core.numbers import number
 
 SHORTEST = 5.0  # seconds of a measurement of throughput
 OTHERS = {
@@ -41,12 +43,15 @@ def main(words: list[str]) -> int:
         return importlib.import_module(OTHERS[words[0]]).main(words[1:])
     kind, words = words[0], words[1:]
     json_file = None
-    if "--json" in words:
-        at = words.index("--json")
-        if at + 1 >= len(words):
+    at = next((number for number, word in enumerate(words) if word.partition("=")[0] == "--json"), None)
+    if at is not None:
+        _, equals, json_file = words[at].partition("=")
+        json_file = json_file if equals else "".join(words[at + 1 : at + 2])
+        if not json_file:
             raise UserError("--json needs a file name")
-        json_file = words[at + 1]
-        words = words[:at] + words[at + 2 :]
+        if not Path(json_file).absolute().parent.is_dir():
+            raise UserError(f"--json {json_file}: there is no such folder")
+        words = words[:at] + words[at + (1 if equals else 2) :]
     if kind == "replay":
         return replay(words, json_file)
     each = "--all" in words
@@ -90,7 +95,6 @@ def main(words: list[str]) -> int:
 def write(result: dict[str, Any], json_file: str | None) -> None:
     if json_file:
         import json
-        from pathlib import Path
 
         Path(json_file).write_text(json.dumps(result, indent=1) + "\n")
 
@@ -102,8 +106,8 @@ def replay(words: list[str], json_file: str | None) -> int:
         words.remove(word)
         capacities = word.partition("=")[2]
     try:
-        sizes = [int(float(size)) for size in capacities.split(",")]
-    except ValueError:
+        sizes = [int(float(size if (read := number(size)) is None else read)) for size in capacities.split(",")]
+    except (ValueError, OverflowError):
         raise UserError(f"capacity={capacities}: capacity must be numbers of rows, separated by commas") from None
     if min(sizes) < 2000:
         raise UserError(f"capacity={capacities}: a measurement needs at least 2000 rows")
@@ -118,7 +122,8 @@ def replay(words: list[str], json_file: str | None) -> int:
 
         torch.set_num_threads(1)
         config = type_config(plain(cfg)).run.replay
-        assert config is not None
+        if config is None:
+            raise UserError(f"algo={cfg.algo.name} has no replay to measure")
         if config.directory is None and not config.compress and max(sizes) * 7400 > free_memory():
             raise UserError(
                 f"capacity={max(sizes)} takes {max(sizes) * 7400 / 1e9:.1f} GB, but only {free_memory() / 1e9:.1f} GB"

@@ -19,7 +19,11 @@ from rlrun.config.paths import (
 )
 from rlrun.core.errors import UserError, closest
 
-GROUPS = ("algo", "model", "resources", "runner", "tuned")
+GROUPS = ("algo", "logger", "model", "replay", "resources", "runner", "tuned")
+# Dictionaries of the user's own keys, which may be taken away again.
+THEIRS = re.compile(
+    r"(env\.kwargs|data\.path|model\.encoder_kwargs|algo\.(inner\.)?exploration\.kwargs|algo\.fixed|algo\.options)(\.|=\{)"
+)
 
 
 def check_groups(words: list[str], folder: Path | None = None) -> None:
@@ -31,11 +35,20 @@ def check_groups(words: list[str], folder: Path | None = None) -> None:
         group = group.lstrip("+~").split("@")[0]
         if group == "resume":
             raise UserError("rlrun train begins a new run; rlrun resume RUN_DIR goes on with one")
+        if word.startswith("~") and not THEIRS.match(word[1:]):
+            raise UserError(
+                f"{word}: no option can be taken away, only changed"
+                + ("; logger=[] writes nothing" if group == "logger" else "")
+            )
+        if word in ("logger=null", "replay=null"):
+            raise UserError(
+                f"{word}: there is no such choice" + ("; logger=[] writes nothing" if group == "logger" else "")
+            )
         if ".." in group or (
             ".." in value and any((place / group).is_dir() for place in (root() / "conf", root(), folder) if place)
         ):
             raise UserError(f"{word}: name a file of the group {group}, without its folder; --config-dir adds a folder")
-        if not equals or "," in value or value in ("", "null", "???"):
+        if not equals or "," in value or value[:1] == "[" or value in ("", "null", "???"):
             continue
         own = files(folder / group) if folder is not None else []
         if value in own:
@@ -70,6 +83,12 @@ def translate(error: Exception, words: list[str]) -> str:
         return belonging(key, words) or (
             f"There is no option {key}{elsewhere(key)}.{counterpart(key, words) or nearest(key, words)}"
         )
+    placed = re.search(r"Could not override '(algo@[^']+)'", text)
+    if placed:
+        return (
+            f"{placed[1]}: an algorithm can be algo, algo@algo.inner where it is inside another, or"
+            " algo@algo.options.NAME for one policy of several"
+        )
     if "Ambiguous value" in text:
         return (
             f"{text.split(chr(39))[1]}: one value each; several values are for rlrun sweep, which runs every"
@@ -87,7 +106,11 @@ def translate(error: Exception, words: list[str]) -> str:
             f"a word cannot be read as key=value: {text.splitlines()[0]}. In lists and dictionaries write key: value,"
             " and quote other punctuation"
         )
-    unloadable = re.search(r"Could not load '(\w+)/([^']+)'", text)
+    unloadable = re.search(r"Could not (?:load|find) '(\w+)/([^']+)'", text)
+    if unloadable and unloadable[1] == "env":
+        from rlrun.envs.names import names
+
+        return f"There is no env {unloadable[2]!r}.{closest(unloadable[2], names())} rlrun list envs has them all."
     if unloadable:
         known = options(unloadable[1])
         return (

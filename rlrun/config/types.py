@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
+import yaml
 from omegaconf import OmegaConf
 
 from rlrun.core.errors import UserError, closest
@@ -253,8 +254,6 @@ def load_yaml(path: Path) -> dict:
 
 def _aliases(text: str) -> int:
     """Counts references to other parts of a YAML file. A few nested ones can fill the memory."""
-    import yaml
-
     return sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader))
 
 
@@ -269,7 +268,7 @@ def parse_assignments(words: list[str]) -> dict[str, Any]:
     """Turns ["episodes=2", "a.b=x"] into {"episodes": 2, "a.b": "x"}. Values are read as YAML, but
     numbers with zeros in front as decimal ones.
 
-    Raises UserError for a word without `=`."""
+    Raises UserError for a word without `=`, and for a value that is not YAML."""
     made = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -278,7 +277,10 @@ def parse_assignments(words: list[str]) -> dict[str, Any]:
         if re.fullmatch(r"0\d+", value):  # the name of a checkpoint's folder; YAML would read 010 as 8
             made[key] = int(value)
             continue
-        read = OmegaConf.to_container(OmegaConf.from_dotlist([f"x={value}"]))
+        try:
+            read = OmegaConf.to_container(OmegaConf.from_dotlist([f"x={value}"]))
+        except yaml.YAMLError:
+            raise UserError(f"{word}: the value cannot be read; a bracket or a quote may be missing") from None
         assert isinstance(read, dict)
         made[key] = read["x"]
     return made

@@ -238,7 +238,8 @@ class BanditPolicy(FiltersObservations, Policy):
             score = (x * weights).sum(-1)
         if self.pulls:
             few = self.count < self.pulls
-            score = torch.where(few, torch.finfo(score.dtype).max / 2 - self.count, score)
+            # Above every other score, and higher for fewer rows (which subtracted from this would be rounded off).
+            score = torch.where(few, torch.finfo(score.dtype).max / (2 + self.count), score)
         return score
 
     def chosen(self, score: Tensor, obs: Batch) -> Tensor:

@@ -18,8 +18,12 @@ RECORDED: RowSpec = {
     "mine": Field((), torch.bool),  # whether the newest weights chose the action
     "against": Field((), torch.int64),  # the number of the snapshot that plays the other side in this episode, or SELF
     "score": Field((), torch.float32),  # the rewards of this agent in this episode before this row, unclipped
+    # The episode's number, which no other episode of the environment's columns has: a random number of the columns
+    # times FIRST_GAME, plus the number of their episodes before.
+    "game": Field((), torch.int64),
 }
-GAME = ("game_seat", "game_against", "game_score")  # parts of the state
+GAME = ("game_seat", "game_against", "game_score", "game_number")  # parts of the state
+FIRST_GAME = 2**32
 
 
 class LeaguePolicy(Policy):
@@ -54,6 +58,7 @@ class LeaguePolicy(Policy):
             state["game_seat"] = torch.zeros(columns, dtype=torch.int64, device=device)
             state["game_against"] = torch.full((columns,), SELF, device=device)
             state["game_score"] = torch.zeros(columns, device=device)
+            state["game_number"] = torch.full((columns,), -1, device=device)
         return Batch(state)
 
     def record_spec(self, names: tuple[str, ...]) -> RowSpec:
@@ -90,6 +95,7 @@ class LeaguePolicy(Policy):
             action = _replaced(action, index, other.action)
             after = {name: _replaced(value, index, other.state[name]) for name, value in after.items()}
         told = {"mine": mine, "against": game["game_against"], "score": game["game_score"]}
+        told["game"] = game["game_number"]
         told |= {name: act.record[name] for name in asked}  # type: ignore[misc]
         return Act(action, Batch(after | game), Batch({name: told[name] for name in record}))  # type: ignore[arg-type]
 
@@ -101,7 +107,10 @@ class LeaguePolicy(Policy):
         alone = torch.rand(envs, generator=rng, device=is_first.device) < self.self_share
         slot = torch.multinomial(self.chance + 1e-12, envs, replacement=True, generator=rng)
         against = self.present[slot].masked_fill(alone, SELF)
-        drawn = {"game_seat": seat, "game_against": against}
+        first = torch.randint(2**31, (envs,), generator=rng, device=is_first.device) * FIRST_GAME
+        last = state["game_number"].view(envs, self.agents)[:, 0]  # type: ignore[union-attr]
+        number = torch.where(last < 0, first, last + 1)
+        drawn = {"game_seat": seat, "game_against": against, "game_number": number}
         again = begins.repeat_interleave(self.agents)
         return {
             name: torch.where(again, value.repeat_interleave(self.agents), state[name])  # type: ignore[arg-type]

@@ -28,6 +28,10 @@ def refuse_unused(plan: Plan, given: Mapping[str, Any]) -> None:
 
     given: values by path, such as {"algo.exploration.theta": 0.2}."""
     config = plan.config
+    if config.run.replay is not None and plan.needs.replay is None and not plan.data:
+        raise UserError(
+            f"replay={config.run.replay.name} does nothing in this run: algo={config.algo.name} learns from no replay"
+        )
     for path, group, condition in conditional(config):
         if path not in given:
             continue

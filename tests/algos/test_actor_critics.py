@@ -406,6 +406,26 @@ def test_l2_is_of_weights_alone(typed, monkeypatch):
         torch.testing.assert_close(before - after, 0.5 * 0.5 * weights.detach(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("algo", ["sac", "tqc", "cql"])
+def test_bounds_of_gradients_are_for_weights_alone(typed, algo):
+    """Temperatures move as far with the optimiser's bounds as without them, and the critics less far."""
+    words = ["algo.optimizer.kind=sgd", "algo.alpha_lr=0.1", "algo.critic_lr=0.1", "algo.max_grad_norm=0"]
+    if algo == "cql":
+        words += ["runner=replay", "algo.lagrangian=true", "algo.num_actions=2"]
+    moved = []
+    for bound in ("algo.optimizer.agc=0", "algo.optimizer.agc=1e-4", "algo.optimizer.max_grad_value=1e-5"):
+        made = algorithm(typed, algo, *words, bound)
+        before = copy.deepcopy(dict(made.named_parameters()))
+        made.update(transitions(), Clock(updates=10**9))
+        moved.append({name: (x - before[name]).abs().max().item() for name, x in made.named_parameters()})
+    temperatures = {name for name in moved[0] if "log_alpha" in name}
+    assert len(temperatures) == (2 if algo == "cql" else 1)
+    for bounded in moved[1:]:
+        assert all(bounded[name] == moved[0][name] > 1e-3 for name in temperatures)
+        assert max(x for name, x in bounded.items() if "critic" in name) < 1e-3
+    assert max(x for name, x in moved[0].items() if "critic" in name) > 1e-3
+
+
 def act(policy, clock=None, seed=0, columns=4, state=None, first=False, mode="explore", record=()):
     obs = Batch(observation=torch.linspace(-1, 1, columns * 3).view(columns, 3))
     state = policy.initial_state(columns, torch.linspace(0, 1, columns)) if state is None else state

@@ -137,6 +137,18 @@ def test_neural_linears_regression_is_about_its_own_features_of_all_rows(typed):
     assert float(told["pulls"]) == 45
 
 
+def test_of_arms_that_were_taken_too_rarely_the_rarest_is_first(typed):
+    """Also where its number is not the lowest, and another arm's score is as high as rewards can be."""
+    wiring, made, sampler = start(typed, "lin_ts", "env=rlrun/LinearBandit-v0", "algo.initial_pulls=3")
+    (batch,) = batches(wiring, sampler, 1)
+    row = (batch["obs"][0], batch["is_first"][0], Batch())
+    made.policy.mean.fill_(1e6)
+    for counts, first in (([2, 1, 2, 2], 1), ([2, 2, 9, 1], 3), ([1, 2, 0, 9], 2), ([9, 9, 9, 2], 3)):
+        made.policy.count.copy_(torch.tensor(counts))
+        acted = made.policy.act(*row, Clock(), "explore", torch.Generator().manual_seed(0))
+        assert (acted.action == first).all()
+
+
 def test_each_arm_is_taken_first_as_often_as_asked(typed):
     wiring, made, sampler = start(
         typed,

@@ -201,6 +201,24 @@ def test_double_chooses_by_the_online_net(typed, algo):
     )
 
 
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("algo", ["dqn", "c51", "rainbow", "qr_dqn", "iqn", "r2d2"])
+def test_the_choice_and_the_prediction_have_noise_of_their_own(typed, algo, double, monkeypatch):
+    """Fortunato et al. 2018, section 3.1. Noise that a call of the online network acts with is its own alone: the
+    choice is made without gradients, and the prediction with them."""
+    words = ["algo.head.noisy=true", *([] if algo == "rainbow" else [f"algo.double={double}"])]
+    if algo == "r2d2":
+        words += ["algo.burn_in=0", "algo.sequence_length=5", "algo.sequence_stride=5", "model.memory.size=4"]
+    wiring, made, sampler = start(typed, algo, "env=CartPole-v1", *words)
+    (batch,) = batches(wiring, sampler, 1)
+    layer = next(one for one in made.policy.modules() if isinstance(one, NoisyLinear))
+    used = {False: set(), True: set()}
+    layer.register_forward_hook(lambda *_: used[torch.is_grad_enabled()].add(tuple(layer.noise_in.tolist())))
+    made.loss(batch)
+    assert len(used[True]) == 1 and len(used[False]) == (double or algo == "rainbow")
+    assert not used[True] & used[False]
+
+
 def linear(inputs: int, outputs: int, gain: float) -> torch.nn.Linear:
     return torch.nn.Linear(inputs, outputs)
 

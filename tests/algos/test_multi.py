@@ -1,5 +1,6 @@
 """Several policies: each learns as if it were alone, and those that are fixed stay as they are."""
 
+import copy
 import json
 
 import numpy as np
@@ -26,6 +27,9 @@ ROLLOUT = [
 REPLAY = ["algo@algo.inner=dqn", "algo.inner.num_envs=2", "algo.inner.learning_starts=16", "algo.inner.batch_size=4", "replay.capacity=64",
           "algo.inner.fragment_length=4"]  # fmt: skip
 LSTM = ["model/memory=lstm", "model.memory.size=6", "algo.inner.sequence_length=4"]
+RECURRENT = ["algo@algo.inner=r2d2", "model/memory=lstm", "model.memory.size=4", "algo.inner.num_envs=2", "algo.inner.learning_starts=16",
+             "algo.inner.batch_size=12", "algo.inner.fragment_length=4", "algo.inner.sequence_length=4", "algo.inner.sequence_stride=4",
+             "algo.inner.burn_in=4", "replay.capacity=64"]  # fmt: skip
 
 
 def collected(typed, *words):
@@ -114,7 +118,29 @@ def test_each_policy_learns_from_its_own_replay(typed):
     assert torch.equal(parts["b"].key, drawn.key[40:]) and parts["a"].reward.shape[1] == 40
 
 
-@pytest.mark.parametrize("words", [ROLLOUT, [*ROLLOUT, *LSTM], REPLAY], ids=["ppo", "lstm", "dqn"])
+def test_each_policy_learns_from_the_state_that_its_own_replay_drew(typed):
+    """The columns of a part are what that policy's replay draws by itself, with the recurrent state."""
+    wiring = Wired(typed(*CART, *RECURRENT))
+    replay, sampler, made = wiring.replay(0), wiring.sampler(0), wiring.algorithm()
+    sampler.publish(made.policy, Clock())
+    for _ in range(12):
+        (fragment,) = sampler.take(1)
+        replay.add(fragment)
+        sampler.free([fragment])
+    alone = {name: own.sample(3, Clock()) for name, own in copy.deepcopy(replay).replays.items()}
+    drawn = replay.sample(3, Clock())
+    parts = dict(made.parts(drawn))
+    assert list(parts) == ["agent_0", "agent_1"]
+    for name, part in parts.items():
+        assert any(leaf.abs().sum() > 0 for leaf in part["core"].leaves()), "the state matters"
+        for one, other in zip(part["core"].leaves(), alone[name]["core"].leaves(), strict=True):
+            assert one.shape[:2] == (1, 3) and torch.equal(one, other)
+        assert torch.equal(part.key, alone[name].key) and torch.equal(part.reward, alone[name].reward)
+    update = made.update(drawn, Clock())
+    assert update.writes["priority"].shape == (6,)
+
+
+@pytest.mark.parametrize("words", [ROLLOUT, [*ROLLOUT, *LSTM], REPLAY, RECURRENT], ids=["ppo", "lstm", "dqn", "r2d2"])
 def test_a_resumed_run_goes_on_to_the_bit(tmp_path, words):
     def weights(path):
         return rlrun.load(path).policy.state_dict()
@@ -203,6 +229,9 @@ def test_policies_may_have_unlike_algorithms(typed):
     (["++algo.options={agent_0: {lr: fast}}"], "algo.options.agent_0.lr"),
     (["algo.policies={a: agent_0, b: agent_1}", "++algo.options={b: {batch_size: 32}}"], "algo.inner \\(ppo\\) and options.b \\(ppo\\) must have the same batch_size \\("),
     (["algo.inner.normalize_reward=true"], "cannot be inside multi, because it scales rewards"),
+    (["++algo.options={agent_1: {normalize_reward: true}}"], r"options.agent_1 \(ppo\) cannot be inside multi, because it scales rewards"),
+    (["algo.policies={a: agent_0, b: agent_1}", "++algo.options={b: {normalize_reward: true}}"], r"options.b \(ppo\) cannot be inside multi, because it scales"),
+    (["algo@algo.inner=maml", "runner=meta"], "maml cannot be inside multi, because it adapts one policy to tasks"),
     (["env=CartPole-v1"], "is for environments with several agents; CartPole-v1 has one"),
     (["runner=async_gradients"], "runner=async_gradients learns one policy, and multi has several; use runner=on_policy or"),
     (["algo@algo.inner=dqn", "runner=distributed_replay"], "use runner=replay"),

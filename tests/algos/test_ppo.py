@@ -1,16 +1,20 @@
 """Checks PPO's losses by hand, its passes, and its KL penalty."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import SMALL
 from wired import Wired
 
+from rlrun.algos.ddppo import DDPPO
+from rlrun.core.algorithm import LearnerContext
 from rlrun.core.batch import Batch, stack_columns
 from rlrun.core.errors import UserError
 from rlrun.core.masked import masked_mean
 from rlrun.core.schedule import Clock
+from rlrun.machine.machine import Machine
 from rlrun.ops.distributions import Categorical
 from rlrun.ops.policy_loss import adapt_kl_coef_
 from rlrun.policies import Outputs
@@ -247,3 +251,26 @@ def test_without_a_critic_advantages_are_discounted_rewards_to_go(typed):
 def test_what_is_about_values_needs_a_critic(typed):
     with pytest.raises(UserError, match="value_clip is about values"):
         algorithm(typed, "algo.use_critic=false", "algo.value_clip=0.1")
+
+
+@pytest.mark.parametrize("memory", [[], ["model/memory=lstm", "model.memory.size=4"]], ids=["plain", "lstm"])
+@pytest.mark.parametrize("cores, rows, batch, minibatch, wanted", [
+    (6, 100, 9600, 100, 4),  # of 96 columns; 100 rows fill no whole number of sequences
+    (16, 96, 1536, 8, 8),  # less than a sequence
+    (16, 96, 1536, 64, 4),  # 4 sequences
+    (8, 96, 1536, 192, 4),  # 12 sequences
+])  # fmt: skip
+def test_as_many_processes_as_ddppo_takes(typed, cores, rows, batch, minibatch, wanted, memory):
+    """num_learners=auto is a number that DD-PPO itself accepts, if it accepts any."""
+    sizes = [f"algo.fragment_length={rows}", f"algo.batch_size={batch}", f"algo.minibatch_size={minibatch}"]
+    config = typed("algo=ddppo", "env=CartPole-v1", "logger=[]", "model.hidden=[8]", *sizes, *memory)
+    if memory and minibatch % 16:
+        with pytest.raises(UserError, match="must be a multiple of sequence_length 16"):
+            Wired(config, Machine(cores=1)).algorithm()
+        return
+    wiring = Wired(config, Machine(cores=cores))
+    assert wiring.plan.resources.num_learners == wanted
+    ranks = SimpleNamespace(world=wanted, rank=0)
+    ctx = LearnerContext(torch.device("cpu"), torch.Generator(), ranks=ranks)
+    policy = wiring.plan.policy_factory(acting=False)()
+    DDPPO(policy, wiring.plan.spec, config.algo, ctx)

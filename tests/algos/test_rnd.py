@@ -149,6 +149,7 @@ REFUSED = [
     (["algo@algo.inner=es"], "es cannot be inside {}: it learns from returns alone"),
     (["algo@algo.inner=qmix", "env=TwoStepGame-v0"], "qmix cannot be inside {}: it learns all agents of an environment together"),
     (["algo@algo.inner=maml"], "maml cannot be inside {}: it adapts to tasks"),
+    (["algo@algo.inner=mbmpo"], "mbmpo cannot be inside {}: it learns from imagined rows"),
     (["algo@algo.inner=bc"], "bc cannot be inside {}: its options have no reward_clip"),
     (["algo@algo.inner=a3c"], "a3c cannot be inside {}.*a2c is its synchronous form"),
     (["algo@algo.inner=dqn", "replay=prioritized", "algo.inner.input_priorities=true"], "samplers know no intrinsic reward"),

@@ -7,6 +7,7 @@ import torch
 from wired import Wired
 
 import rlrun
+from rlrun.algos.self_play import SelfPlay
 from rlrun.cli import _dispatch
 from rlrun.core.batch import Batch
 from rlrun.core.errors import UserError
@@ -18,6 +19,7 @@ from rlrun.policies.exploration import Chosen, Exploration
 from rlrun.policies.league import SELF
 from rlrun.runtime.opponents import matches, opponents
 from rlrun.samplers.evaluator import Evaluator
+from rlrun.samplers.serial import SerialSampler as Sampler
 
 GAME = ["algo=self_play", "env=RockPaperScissors-v0", "logger=[]", "resources=debug", "model.hidden=[8]"]
 PPO_WORDS = [
@@ -140,6 +142,63 @@ def test_ratings_are_zero_sum_and_follow_the_formula(typed):
     assert float(made.elo_of[1]) == pytest.approx(1200 - 16 * (3.5 - 6 * expected)) and float(made.elo_of[0]) == 1200
 
 
+@pytest.mark.parametrize("k", [16.0, 100.0])
+def test_many_games_at_once_do_not_drive_ratings_apart(typed, k):
+    """400 games of equal players in every update, of which main wins 210 in the first: ratings settle where those of
+    single games do. Where main always wins, ratings move apart as in single games."""
+    _, made, _ = collected(typed, f"algo.elo_k={k}", before=shaken)
+    equal, first = torch.zeros_like(made.results), torch.zeros_like(made.results)
+    equal[1], first[1] = torch.tensor([200.0, 0.0, 200.0]), torch.tensor([210.0, 0.0, 190.0])
+    for counts in (first, *[equal] * 30):
+        made.rate(counts)
+        assert abs(float(made.elo) - 1200) < 20 and abs(float(made.elo_of[1]) - 1200) < 20
+    assert float(made.elo) == pytest.approx(1200, abs=1e-3)
+    won = torch.zeros_like(made.results)
+    won[1, 0] = 400.0
+    made.rate(won)
+    apart = float(made.elo - made.elo_of[1])
+    one_by_one = 0.0
+    for _ in range(400):
+        one_by_one += 2 * k * (1 - 1 / (1 + 10 ** (-one_by_one / 400)))
+    assert apart == pytest.approx(one_by_one, rel=0.05)
+
+
+@pytest.mark.parametrize("words", [
+    ["runner.num_sgd_iter=2"],
+    ["runner.num_sgd_iter=2", "runner.minibatch_buffer_size=3"],
+    ["runner.replay_proportion=1.0", "runner.replay_slots=3"],
+], ids=["passes", "ring", "replay"])  # fmt: skip
+def test_rows_that_are_used_again_are_games_that_count_once(typed, tmp_path, monkeypatch, words):
+    """All games that an update counts, beside those that ended in the fragments that samplers made."""
+    ended, counted = set(), []
+    fresh, count = Sampler.take, SelfPlay.count
+
+    def games(batch):
+        over = (batch["terminated"] | batch["truncated"]) & batch["mine"] & batch["valid"] & (batch["against"] != SELF)
+        return batch["game"][over].tolist()
+
+    def take(self, wanted):
+        fragments = fresh(self, wanted)
+        for fragment in fragments:
+            ended.update(games(fragment.batch))
+        return fragments
+
+    def counting(self, batch):
+        counts = count(self, batch)
+        counted.append((games(batch), int(counts.sum())))
+        return counts
+
+    monkeypatch.setattr(Sampler, "take", take)
+    monkeypatch.setattr(SelfPlay, "count", counting)
+    inner = ["algo@algo.inner=impala", "algo.inner.fragment_length=20", "algo.inner.batch_size=80"]
+    more = ["runner=actor_learner", "algo.self_share=0.2", "env_steps=800", "eval.every=null"]
+    assert _dispatch(["train", *GAME, *inner, *more, *words, f"run_dir={tmp_path / 'run'}"]) == 0
+    seen = {game for found, _ in counted for game in found}
+    assert len(seen) > 20 and seen <= ended
+    assert sum(len(found) for found, _ in counted) > 1.3 * len(seen), "games are in several batches"
+    assert sum(number for _, number in counted) == len(seen)
+
+
 def test_games_are_counted_once_with_their_outcome(typed):
     _, made, batches = collected(typed, "algo.self_share=0.0", fragments=4, before=shaken)
     counts = sum(made.count(batch) for batch in batches)
@@ -203,6 +262,7 @@ def test_a_resumed_run_draws_the_same_games(tmp_path, memory):
 
 @pytest.mark.parametrize("words, said", [
     (["algo@algo.inner=dqn"], "dqn cannot be inside self_play, because it learns from a replay"),
+    (["algo@algo.inner=maml", "runner=meta"], "maml cannot be inside self_play, because it adapts its policy to tasks"),
     (["env=CartPole-v1"], "is for environments in which several agents play; CartPole-v1 has one"),
     (["algo.self_share=1.0"], "self_share=1 never plays against a snapshot"),
 ])  # fmt: skip

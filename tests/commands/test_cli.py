@@ -12,6 +12,7 @@ from rlrun import cli
 from rlrun.config.completion import suggestions
 from rlrun.config.hydra_errors import known_keys
 from rlrun.config.paths import package
+from rlrun.config.types import parse_assignments
 from rlrun.core.errors import UserError
 
 PONG = ["train", "algo=impala", "env=Pong"]
@@ -96,6 +97,15 @@ BAD = [
     (["train", "tuned=td3/pendulum", "algo.inner.lr=1"], "no option algo.inner.lr."),
     (["train", "resume=runs/some"], "rlrun resume RUN_DIR goes on with one"),
     (["resume", "/nowhere", "env_steps=1"], "not a run directory"),
+    ([*CARTPOLE, "logger=wandb"], "There is no logger 'wandb'. There are: console"),
+    ([*CARTPOLE, "logger=null"], "logger=[] writes nothing"),
+    ([*CARTPOLE, "~algo.lr"], "no option can be taken away"),
+    ([*CARTPOLE, "replay=prioritizd"], "Did you mean prioritized"),
+    (["train", "--plan", "algo=ppo", "env=CartPole-v1", "replay=prioritized"], "algo=ppo learns from no replay"),
+    ([*CARTPOLE, "algo@foo=ppo"], "algo@algo.inner where it is inside another"),
+    (["benchmark", "replay", "algo=ppo"], "algo=ppo has no replay"),
+    (["benchmark", "replay", "capacity=inf"], "must be numbers of rows"),
+    (["benchmark", "replay", "--json=/nowhere/x.json"], "there is no such folder"),
 ]
 
 
@@ -138,6 +148,11 @@ def test_bad_input_is_a_sentence(words, said):
     with pytest.raises(UserError) as caught:
         cli._dispatch(list(words))
     assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_value_that_is_cut_off_is_a_sentence():
+    with pytest.raises(UserError, match=r"episodes=\[: the value cannot be read; a bracket or a quote may be missing"):
+        parse_assignments(["episodes=["])
 
 
 def test_the_exit_code_is_2_and_no_traceback_is_shown():
