@@ -19,7 +19,7 @@ from rlrun.bench.tables import Table, Wanted, load, select
 from rlrun.cli import take_flags
 from rlrun.config.paths import options
 from rlrun.core.errors import UserError, closest
-from rlrun.experiments.jobs import DONE, Outcome, Pool, TrainingJob, clear, known, places
+from rlrun.experiments.jobs import DONE, Outcome, Pool, TrainingJob, check_timeout, clear, known, places
 from rlrun.experiments.runs import SavedRun, science_of
 from rlrun.experiments.view import view
 from rlrun.loggers.mlflow import flatten
@@ -34,6 +34,7 @@ def main(words: Sequence[str]) -> int:
         print(__doc__)
         return 0
     flags, rest = take_flags(list(words), FLAGS)
+    check_timeout(flags["--timeout"])
     asked = lists(rest)
     seeds = [number(seed, int, "seeds") for seed in asked.get("seeds", ["1", "2", "3"])]
     if len(asked.get("budget", [])) > 1:

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from rlrun.bench.reproduce import number
+from rlrun.bench.reproduce import number, same_options
 from rlrun.cli import take_flags
 from rlrun.config.paths import options, root
 from rlrun.core.errors import UserError, closest
-from rlrun.experiments.jobs import DONE, Fixed, Outcome, Pool, TrainingJob, places
+from rlrun.experiments.jobs import DONE, Fixed, Outcome, Pool, TrainingJob, check_timeout, clear, known, places
 from rlrun.experiments.view import text_table, view
 from rlrun.loggers.console import duration
 from rlrun.loggers.jsonl import read as read_rows
@@ -94,6 +94,7 @@ def main(words: Sequence[str]) -> int:
         print(__doc__)
         return 0
     flags, rest = take_flags(list(words), FLAGS)
+    check_timeout(flags["--timeout"])
     names = [word for word in rest if "=" not in word]
     seeds = [1]
     for word in rest:
@@ -104,6 +105,8 @@ def main(words: Sequence[str]) -> int:
             )
         if equals:
             seeds = [number(part, int, "seeds") for part in value.split(",") if part] or seeds
+    if min(seeds) < 0:
+        raise UserError("seeds must not be negative")
     bars = choose(names, flags["--fast"], len(seeds))
     folder = Path(flags["--runs"]) if flags["--runs"] else new_folder()
     jobs = {}
@@ -121,9 +124,11 @@ def main(words: Sequence[str]) -> int:
         for _, _, job in jobs.values():
             print(f"rlrun train {' '.join(job.words)}")
         return 0
-    print(f"rlrun benchmark tuned: {len(jobs)} runs in {folder}", flush=True)
-    pool = Pool(places(flags["--jobs"]), view(len(jobs)), flags["--timeout"])
-    outcomes = pool.run(Fixed([job for _, _, job in jobs.values()]))
+    before = [left_by(job) for _, _, job in jobs.values()]
+    todo = [outcome.job for outcome in before if outcome.status not in DONE]
+    print(f"rlrun benchmark tuned: {len(todo)} of {len(jobs)} runs to do in {folder}", flush=True)
+    pool = Pool(places(flags["--jobs"]), view(len(jobs)), flags["--timeout"], before)
+    outcomes = [outcome for outcome in pool.run(Cleared(todo)) if outcome.status != "WAITING"]
     results = [judged(*jobs[outcome.job.name][:2], outcome) for outcome in outcomes]
     print()
     print(
@@ -138,6 +143,25 @@ def main(words: Sequence[str]) -> int:
     if pool.signal is not None:
         return 128 + pool.signal
     return 1 if missed else 0
+
+
+class Cleared(Fixed):
+    """A list of jobs that begin anew where an earlier session has left no checkpoint."""
+
+    def next(self) -> TrainingJob | None:
+        job = super().next()
+        if job is not None:
+            clear(job)
+        return job
+
+
+def left_by(job: TrainingJob) -> Outcome:
+    """What an earlier session has left of a job. UserError where it ran with other options than the tuned file has."""
+    from rlrun.commands.sweep import checked
+
+    if (job.run_dir / "config.yaml").is_file():
+        same_options(job, checked(job.words, job.name))
+    return known(job)
 
 
 def new_folder() -> Path:

@@ -5,7 +5,8 @@
 Continues a run from its last checkpoint. Schedules keep the horizons that they had at the first launch. Other options
 cannot change, because that would be another run. checkpoint goes back to an earlier checkpoint, given by its env steps,
 its name or its folder: later checkpoints, and the rows after it, are moved to RUN_DIR/left_behind. A run that has
-nothing left to do is refused; with --if-needed that is no error. --trust runs modules of your own that the config of a
+nothing left to do is refused; with --if-needed that is no error, and its summary says that it is COMPLETED or STOPPED,
+even if it was interrupted in its last moment. --trust runs modules of your own that the config of a
 run from elsewhere names."""
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import shlex
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlrun.cli import run_dir_argument, take_trust
 from rlrun.config.paths import options, root
@@ -21,6 +22,9 @@ from rlrun.config.saved import save_config, saved_config
 from rlrun.config.types import load_yaml, parse_assignments
 from rlrun.core.errors import UserError, closest
 from rlrun.core.numbers import whole_number
+
+if TYPE_CHECKING:
+    from rlrun.core.duties import Stops
 
 IF_NEEDED = "--if-needed"
 CHANGEABLE = ("env_steps", "log_every_sec", "log_every_steps", "stop.", "eval.", "checkpoint.", "logger.", "resources.")
@@ -80,12 +84,15 @@ def resume(path: Path, changes: dict[str, Any], trusted: bool = False, needed: b
             lines.append(f"  removed what a killed process was still writing: {', '.join(gone)}")
         restored = checkpoints_of(path).load(None if wanted is None else name_of(path, wanted))
         steps = restored[1]["env_steps"]
-        nothing = nothing_left(path, config.run, restored[1])
-        if nothing is not None:
+        over = reached(config.run, restored[1])
+        if over is not None:
+            nothing = nothing_left(path, config.run, restored[1], over)
             if needed:
                 raise UserError(nothing)
             print(*lines, f"  {nothing}", sep="\n", flush=True)
-            directory.summary(**directory.known)  # written anew, so that a sweep sees how this session ended
+            # It is written anew in any case, so that a sweep sees how this session ended.
+            known = directory.known
+            directory.summary(**(known if wanted is not None else finished(known, over, restored[1])))
             directory.release()
             return 0
         check_saved(planned, path / "checkpoints" / f"{steps:012d}")
@@ -117,35 +124,61 @@ def name_of(path: Path, wanted: Any) -> str:
     return folder.name
 
 
-def nothing_left(path: Path, run: Any, state: dict[str, Any]) -> str | None:
-    """A sentence that says how to go on if a run would end at once, because it has reached its last env step or a stop
-    condition; otherwise None.
+def reached(run: Any, state: dict[str, Any]) -> Stops | None:
+    """How a run would end at once, because it has reached its last env step or a stop condition; otherwise None.
 
     run: its options. state: the checkpoint's run.json."""
-    from dataclasses import replace
-
     from rlrun.core.duties import Progress, Stops
     from rlrun.core.signals import Signals
+
+    progress = Progress(run.episode_window)
+    progress.load(state)
+    made = Stops(run.env_steps, run.stop, Signals(), progress)
+    return made if made.due(progress.clock) else None
+
+
+def nothing_left(path: Path, run: Any, state: dict[str, Any], over: Stops) -> str:
+    """A sentence that says why there is nothing left to do, and how to go on. The arguments are those of reached(), and
+    what it has returned."""
+    from dataclasses import replace
 
     again, steps = f"rlrun resume {shlex.quote(str(path))}", state["env_steps"]
     if steps >= run.env_steps:
         return f"{path} is already at {steps} env steps; to train on: {again} env_steps={2 * steps}"
-    progress = Progress(run.episode_window)
-    progress.load(state)
-    clock = progress.clock
-
-    def reached(stop: Any) -> str | None:
-        made = Stops(run.env_steps, stop, Signals(), progress)
-        return made.reason if made.due(clock) else None
-
-    reason = reached(run.stop)
-    if reason is None:
-        return None
     names = ("return_mean", "wall_sec", "no_improvement_steps")
     none = replace(run.stop, **dict.fromkeys(names))
-    passed = [name for name in names if reached(replace(none, **{name: getattr(run.stop, name)})) is not None]
+
+    def alone(name: str) -> Any:
+        return replace(run, stop=replace(none, **{name: getattr(run.stop, name)}))
+
+    passed = [name for name in names if reached(alone(name), state) is not None]
     words = " ".join(f"stop.{name}=null" for name in passed)
-    return f"{path} has already reached its stop condition: {reason}; to train on: {again} {words}"
+    return f"{path} has already reached its stop condition: {over.reason}; to train on: {again} {words}"
+
+
+def finished(known: dict[str, Any], over: Stops, state: dict[str, Any]) -> dict[str, Any]:
+    """The summary of a run that has nothing left to do: the one that it has, if that says so, or else one made from its
+    last checkpoint. A run that is interrupted in its last update, or killed before it could write how it ended, has no
+    such summary.
+
+    known: its summary. over: how it would end. state: the checkpoint's run.json."""
+    from rlrun.experiments.jobs import DONE
+
+    if known.get("status") in DONE and known.get("env_steps") == state["env_steps"]:
+        return known
+    progress = over.progress
+    return {
+        **known,
+        "status": over.status,
+        "reason": over.reason,
+        "env_steps": progress.clock.env_steps,
+        "updates": progress.clock.updates,
+        "wall_sec": round(progress.wall_before, 2),
+        "return_mean": progress.episodes.mean,
+        "episodes": progress.episodes.count,
+        "eval_return_mean": state["eval_mean"],
+        "best_return_mean": progress.best,
+    }
 
 
 def leave_behind(path: Path, steps: int) -> None:

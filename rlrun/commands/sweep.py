@@ -8,10 +8,11 @@ rlrun sweep --resume DIR [--jobs N] [--trust]
 
 Trains every combination, each run in a process of its own. Values are written a=1,2,3, or a=range(1,4) for the same, or
 tuned='glob(impala/*)'. --jobs says how many runs share the machine at a time; each gets its share of the cores and one
-GPU. The default is one run for each GPU, or one for every two cores. --dry-run prints the runs and starts none.
---timeout ends a run after so many seconds. A run that fails does not stop the others. --resume continues the runs that
-failed or were interrupted, from their last checkpoint. Ctrl-C lets running jobs save a checkpoint. --trust lets
---config-dir, or a sweep from elsewhere that is resumed, name modules that no installed package contains.
+GPU. The default is one run for each GPU, or one for every two cores. --dry-run prints the runs and starts none. All
+runs are checked before the first begins, as rlrun train --plan checks one. --timeout ends a run after so many seconds.
+A run that fails does not stop the others. --resume continues the runs that failed or were interrupted, from their last
+checkpoint. Ctrl-C lets running jobs save a checkpoint. --trust lets --config-dir, or a sweep from elsewhere that is
+resumed, name modules that no installed package contains.
 
 --search draws values from lists and intervals instead; int(interval(1,8)) draws whole numbers. Its methods are random,
 tpe (Optuna) and pbt. pbt trains a population of --trials runs: after every --every env steps the worst runs copy the
@@ -27,6 +28,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -54,12 +56,18 @@ FLAGS = {
     "--queue": str,
 }
 SEARCHES = ("random", "tpe", "pbt")
+# Names in the directory of a search, which draws the names of its jobs later.
+MADE_BY_PBT = ("member-*", "population.json")
+MADE_BY_TRIALS = ("[0-9][0-9][0-9]", "[0-9][0-9][0-9]-*", "study.jsonl")
 
 
 def main(words: list[str]) -> int:
     if any(word in ("-h", "--help") for word in words):
         print(__doc__)
         return 0
+    for word in words:
+        if word in ("-m", "--multirun"):
+            raise UserError(f"sweep needs no {word}: several values, such as seed=1,2,3, are several runs already")
     flags, words = take_flags(words, FLAGS)
     check_flags(flags)
     if flags["--resume"] is not None:
@@ -75,8 +83,9 @@ def main(words: list[str]) -> int:
 
 def check_flags(flags: dict[str, Any]) -> None:
     """Raises UserError for a flag's value that is out of range."""
-    if flags["--timeout"] is not None and flags["--timeout"] <= 0:
-        raise UserError("--timeout must be positive")
+    from rlrun.experiments.jobs import check_timeout
+
+    check_timeout(flags["--timeout"])
     if flags["--jobs"] is not None and flags["--jobs"] < 1:
         raise UserError("--jobs must be at least 1")
     if flags["--queue"] and not flags["--cluster"]:
@@ -120,7 +129,9 @@ def begin(words: list[str], flags: dict[str, Any]) -> int:
         (job_name(number, varied), [*own, *space.fixed, *(v.word for v in varied)])
         for number, varied in enumerate(grid(space.choices))
     ]
-    configs = [checked(job, name) for name, job in jobs]  # all are checked now: the last may begin hours from now
+    check_free(flags, [name for name, _ in jobs])
+    check = JobCheck(plans=jobs_run_here(flags))
+    configs = [check(job, name) for name, job in jobs]  # all are checked now: the last may begin hours from now
     if flags["--dry-run"]:
         for name, job in jobs:
             print(masked(f"{name}: rlrun train {' '.join(job)}"))
@@ -162,7 +173,8 @@ def search(words: list[str], space: Any, own: list[str], flags: dict[str, Any]) 
     first += [
         f"{key}={int(interval.low) if interval.whole else interval.low:g}" for key, interval in space.intervals.items()
     ]
-    config = checked([*own, *space.fixed, *first], "at the lowest values")
+    check_free(flags, MADE_BY_PBT if kind == "pbt" else MADE_BY_TRIALS)
+    config = JobCheck(plans=jobs_run_here(flags), compares=True)([*own, *space.fixed, *first], "at the lowest values")
     if kind == "pbt":
         from rlrun.experiments.population import fits
 
@@ -189,13 +201,11 @@ def search(words: list[str], space: Any, own: list[str], flags: dict[str, Any]) 
 
 
 def made(flags: dict[str, Any], config: dict[str, Any]) -> Path:
-    """Makes the sweep's directory. UserError where it already holds a sweep or cannot be made."""
+    """Makes the sweep's directory. UserError where it cannot be made."""
     try:
         if not flags["--dir"]:
             return new_folder(Path(config["runs_root"]) / "sweeps")
         folder = Path(flags["--dir"])
-        if (folder / "sweep.json").exists():
-            raise UserError(f"{folder} holds a sweep: rlrun sweep --resume {folder} continues it")
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "logs").mkdir(exist_ok=True)
         return folder
@@ -203,24 +213,85 @@ def made(flags: dict[str, Any], config: dict[str, Any]) -> Path:
         raise UserError(f"{error.filename} cannot be made: {error.strerror}") from None
 
 
-def checked(words: Sequence[str], name: str) -> dict[str, Any]:
-    """The plain config of a job. UserError with the job's name where it would not start."""
-    from rlrun.commands.train import check_tuned
+def resume_words(folder: Path) -> str:
+    """The command that goes on with a sweep, as a user can paste it."""
+    return f"rlrun sweep --resume {shlex.quote(str(folder))}"
+
+
+def check_free(flags: dict[str, Any], taken: Sequence[str]) -> None:
+    """UserError where --dir holds a sweep, or what jobs of a new one would take for their own.
+
+    taken: the names of what they would, or patterns of these."""
+    if not flags["--dir"]:
+        return
+    folder = Path(flags["--dir"])
+    if (folder / "sweep.json").exists():
+        raise UserError(f"{folder} holds a sweep: {resume_words(folder)} continues it")
+    found = next((path for pattern in taken for path in sorted(folder.glob(pattern))), None)
+    if found is not None:
+        raise UserError(f"{found} exists already, and this sweep would use it: choose another --dir, or move it away")
+
+
+def jobs_run_here(flags: dict[str, Any]) -> bool:
+    """Whether jobs run on this machine, so that a plan that is made here is theirs."""
+    return flags["--cluster"] in (None, "local")
+
+
+class JobCheck:
+    """Checks jobs before they begin, and remembers what it has planned."""
+
+    def __init__(self, *, plans: bool, compares: bool = False, cwd: str | None = None):
+        """plans: whether to plan the runs too, as rlrun train --plan does. compares: whether their returns are
+        compared. cwd: the folder in which they run; None: this one."""
+        self.planned: set[str] | None = set() if plans else None
+        self.compares, self.cwd = compares, cwd
+
+    def __call__(self, words: Sequence[str], name: str) -> dict[str, Any]:
+        """The plain config of a job. UserError with the job's name where it would not start."""
+        with contextlib.chdir(self.cwd) if self.cwd is not None else contextlib.nullcontext():
+            config = checked(words, name, self.planned)
+        if self.compares:
+            check_returns(config)
+        return config
+
+
+def check_returns(config: dict[str, Any]) -> None:
+    """UserError where a run that is compared with others by its return has none."""
+    if config["runner"]["name"] != "offline" or (config["eval"]["every"] and config["env"].get("family") != "data"):
+        return
+    raise UserError(
+        "--search compares runs by their return, and these learn from data and play no games: say how often to"
+        " evaluate with eval.every=, and in which environment with env="
+    )
+
+
+def checked(words: Sequence[str], name: str, planned: set[str] | None = None) -> dict[str, Any]:
+    """The plain config of a job. UserError with the job's name where it would not start.
+
+    planned: which plans have been made already. If it is given, the job is planned too, unless one like it was."""
+    from rlrun.commands.train import capacity_is_auto, check_tuned
     from rlrun.config.automatic import settled
     from rlrun.config.run import type_config, with_numbers
+    from rlrun.config.saved import set_by_user
     from rlrun.config.types import plain
     from rlrun.core.passwords import check_logger
+    from rlrun.runtime.data_plan import fill_spec
 
     found: list[dict[str, Any]] = []
 
     def job(cfg: Any, choices: dict[str, Any]) -> int:
-        values = with_numbers(plain(cfg))
+        values = with_numbers(fill_spec(plain(cfg)))
         for note in check_tuned(choices, values):
             print(f"  {note}", flush=True)
+        given, auto = set_by_user(values), capacity_is_auto(values)
         values, _ = settled(values)
-        type_config(values)
+        config = type_config(values)
         check_logger(values)
         found.append(values)
+        # The plan of a run on other machines needs its cluster, and is left to the run.
+        if planned is not None and config.run.resources.ray is None and (kind := plan_key(values)) not in planned:
+            check_plan(values, given, auto)
+            planned.add(kind)
         return 0
 
     try:
@@ -228,6 +299,37 @@ def checked(words: Sequence[str], name: str) -> dict[str, Any]:
     except UserError as error:
         raise UserError(f"job {name}: {error}") from None
     return found[0]
+
+
+def plan_key(values: dict[str, Any]) -> str:
+    """The options of a job without its seed and without fractions such as algo.lr, on which no plan depends. A plan
+    takes half a second, and three with Atari's images, which is too long for each job of a large grid."""
+    from rlrun.loggers.mlflow import flatten
+
+    options = {
+        key: "a fraction" if key.startswith("algo.") and isinstance(value, float) else value
+        for key, value in flatten(values)
+        if key != "seed"
+    }
+    return json.dumps(options, sort_keys=True, default=str)
+
+
+def check_plan(values: dict[str, Any], given: dict[str, Any], auto: bool) -> None:
+    """UserError where rlrun train would refuse this config on this machine. The arguments are those of planned_here()
+    and refuse_unused()."""
+    import copy
+
+    from rlrun.commands.train import planned_here
+    from rlrun.config.run import type_config
+    from rlrun.runtime.build import preflight
+    from rlrun.runtime.cluster import machine_for
+    from rlrun.runtime.unused import refuse_unused
+
+    machine = machine_for(type_config(values))
+    plan = planned_here(copy.deepcopy(values), machine, given, [], auto)
+    refuse_unused(plan, given)
+    if plan.resources.device.type == "cpu":  # the sweep's own process builds nothing on a GPU, which is for its jobs
+        preflight(plan, machine)
 
 
 def new_folder(root: Path) -> Path:
@@ -278,16 +380,22 @@ class RecordedSupply:
         return self.parent.adopt(replace(job, trusted=self.trusted))
 
 
-def supply_of(record: Any, folder: Path, todo: Sequence[Any]) -> Any:
-    """The supply that gives out the jobs: a fixed list, an Optuna study or a population."""
+def supply_of(record: Any, folder: Path, todo: Sequence[Any], plans: bool) -> Any:
+    """The supply that gives out the jobs: a fixed list, an Optuna study or a population.
+
+    plans: whether jobs that are drawn are planned before they begin."""
     said = record.search
     if said is None:
         from rlrun.experiments.jobs import Fixed
 
         return Fixed(todo)
+    from rlrun.core.plugins import allow, modules_in
     from rlrun.experiments.grid import parse
 
     space = parse(record.words)
+    # What names a module was typed by the user when the sweep began, in the folder where its jobs run.
+    allow(modules_in([*record.words, *said["own"]]))
+    check = JobCheck(plans=plans, compares=True, cwd=record.cwd if Path(record.cwd).is_dir() else None)
     if said["kind"] == "pbt":
         from rlrun.experiments.population import PopulationTraining
 
@@ -298,7 +406,7 @@ def supply_of(record: Any, folder: Path, todo: Sequence[Any]) -> Any:
             int(said["env_steps"]),
             said["seed"],
             folder,
-            checked,
+            check,
             said["own"],
         )
     from rlrun.experiments.search import Trials
@@ -311,7 +419,7 @@ def supply_of(record: Any, folder: Path, todo: Sequence[Any]) -> Any:
         said["env_steps"],
         said["seed"],
         folder,
-        checked,
+        check,
         said["own"],
     )
 
@@ -357,7 +465,7 @@ def work(folder: Path, flags: dict[str, Any]) -> int:
         jobs = f"{len(todo)} of {count} jobs" if record.search is None else f"{count} by {record.search['kind']}"
         print(f"rlrun sweep: {jobs}, {min(len(where), max(count, 1))} at a time, in {folder}", flush=True)
         parent = Parent(record, folder)
-        supply = supply_of(record, folder, todo)
+        supply = supply_of(record, folder, todo, jobs_run_here(flags))
         if record.search is not None:
             for outcome in before:
                 outcome.status = supply.status(outcome.job.name) or outcome.status
@@ -375,10 +483,12 @@ def work(folder: Path, flags: dict[str, Any]) -> int:
     unfinished = [outcome for outcome in outcomes if outcome.status not in (*DONE, "PRUNED")]
     print(folder, flush=True)
     if pool.signal is not None:
-        print(f"rlrun sweep --resume {folder} goes on", flush=True)
+        print(f"{resume_words(folder)} goes on", flush=True)
         return 128 + pool.signal
-    if unfinished and record.search is None:
-        print(f"rlrun sweep --resume {folder} goes on with {len(unfinished)} of {len(outcomes)} jobs", flush=True)
+    # A search has learnt from the jobs that failed, and goes on with those that were interrupted.
+    left = [outcome for outcome in unfinished if record.search is None or outcome.status == "INTERRUPTED"]
+    if left:
+        print(f"{resume_words(folder)} goes on with {len(left)} of {len(outcomes)} jobs", flush=True)
     return 1 if unfinished else 0
 
 

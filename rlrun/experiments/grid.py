@@ -48,7 +48,8 @@ class Space(NamedTuple):
 
 
 def parse(words: Sequence[str]) -> Space:
-    """The space that the words of a sweep span. UserError where a word cannot be read or stands for no value at all."""
+    """The space that the words of a sweep span. UserError where a word cannot be read, stands for no value at all, or
+    where a key that varies or one of its values is given twice."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.core.override_parser.types import Glob, IntervalSweep
     from hydra.errors import HydraException
@@ -57,6 +58,7 @@ def parse(words: Sequence[str]) -> Space:
     fixed: list[str] = []
     choices: dict[str, list[str]] = {}
     intervals: dict[str, Interval] = {}
+    single: set[str] = set()  # keys of fixed words; of two of these the last counts, as for rlrun train
     for word in words:
         try:
             override = parser.parse_override(word)
@@ -65,10 +67,12 @@ def parse(words: Sequence[str]) -> Space:
             why = meant or f": {str(error).splitlines()[0]}"
             raise UserError(f"{word!r} is not of the form key=value{why}") from None
         key = override.get_key_element()
-        if not override.is_sweep_override():
+        varies = override.is_sweep_override()
+        if key in choices or key in intervals or (varies and key in single):
+            raise UserError(f"{key}= is given twice: write all of its values in one word, such as {key}=1,2,3")
+        if not varies:
             fixed.append(word)
-        elif key in choices or key in intervals:
-            raise UserError(f"{key}= is given twice")
+            single.add(key)
         elif override.is_interval_sweep():
             sweep = override.value()
             assert isinstance(sweep, IntervalSweep)
@@ -94,6 +98,9 @@ def parse(words: Sequence[str]) -> Space:
             values = matches(key, glob) if isinstance(glob, Glob) else list(override.sweep_string_iterator())
             if not values:
                 raise UserError(f"{word} stands for no value, which would make a sweep without jobs")
+            twice = next((value for value in values if values.count(value) > 1), None)
+            if twice is not None:
+                raise UserError(f"{word} has {twice} twice, which would run the same job twice")
             choices[key] = values
     return Space(tuple(fixed), choices, intervals)
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 from rlrun.core.errors import UserError
 from rlrun.core.run_lock import held, holder
-from rlrun.core.saved_files import read_summary
+from rlrun.core.saved_files import check_run_config, read_summary
 from rlrun.machine.machine import cores
 
 POLL_SEC = 0.2
@@ -283,9 +283,10 @@ class Pool:
 
 
 def command_of(job: TrainingJob) -> list[str]:
-    """The command that runs a job: rlrun train, or rlrun resume where the run has a checkpoint."""
+    """The command that runs a job: rlrun train, or rlrun resume where the run has a checkpoint. A run that has nothing
+    left to do is no error, and its summary then says so."""
     words = (
-        ["resume", str(job.run_dir), *job.resume]
+        ["resume", str(job.run_dir), *job.resume, "--if-needed"]
         if checkpoints(job.run_dir)
         else ["train", *job.words, f"run_dir={quoted(str(job.run_dir))}"]
     )
@@ -303,7 +304,8 @@ def known(job: TrainingJob) -> Outcome:
 
 
 def clear(job: TrainingJob) -> None:
-    """Removes the directory of a run that has no checkpoint, since it cannot be resumed.
+    """Removes the directory of a run that has no checkpoint, since it cannot be resumed. A directory in which rlrun has
+    made no run is left as it is.
 
     First waits for a process of an earlier session that is still saving. UserError where it does not end in GRACE_SEC.
     """
@@ -317,8 +319,28 @@ def clear(job: TrainingJob) -> None:
             print(f"  waiting for {job.name}, which is still saving", flush=True)
             told = True
         time.sleep(POLL_SEC)
-    if not checkpoints(job.run_dir):
+    if not checkpoints(job.run_dir) and holds_run(job.run_dir):
         shutil.rmtree(job.run_dir)
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a folder has the config.yaml or the summary.json of a run."""
+    if {"status", "algo", "env", "seed"} <= summary_of(folder).keys():
+        return True
+    from rlrun.config.types import load_yaml
+
+    path = folder / "config.yaml"
+    try:
+        check_run_config(load_yaml(path), path)
+    except (OSError, UserError):
+        return False
+    return True
+
+
+def check_timeout(seconds: float | None) -> None:
+    """UserError where --timeout is no time that a run could take."""
+    if seconds is not None and not seconds > 0:
+        raise UserError("--timeout must be positive")
 
 
 def checkpoints(run_dir: Path) -> list[str]:
@@ -364,7 +386,7 @@ def settle(outcome: Outcome, code: int | None, before: tuple[int, int] | None = 
         return
     if code < 0:
         outcome.status, outcome.reason = "FAILED", f"killed by {signal.Signals(-code).name}"
-    elif code not in (0, 128 + signal.SIGINT, 128 + signal.SIGTERM):
+    elif code not in (0, 128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP):
         outcome.status, outcome.reason = "FAILED", outcome.reason or last_line(outcome.job.log)
     elif outcome.status == "FAILED" and not outcome.reason:
         outcome.reason = last_line(outcome.job.log)

@@ -146,8 +146,7 @@ class PopulationTraining:
             return None
         member = self.queue.pop(0)
         job = job_in(self.folder, member.name, self._words(member))
-        # A member that has reached a stop condition has nothing left to do, and stays what it is.
-        return replace(job, resume=(f"env_steps={self._target(member)}", "--if-needed"))
+        return replace(job, resume=(f"env_steps={self._target(member)}",))
 
     def look(self, outcome: Outcome) -> bool:
         return False

@@ -20,6 +20,7 @@ from rlrun.experiments.record import job_in
 
 METHODS = ("random", "tpe")
 STARTUP_TRIALS = 5  # runs to finish before another can be pruned, and before TPE stops drawing at random
+SEEDS = 2**32  # Optuna's samplers take no larger seeds
 RUNGS = 20  # number of points, evenly spaced over env_steps, at which runs are compared
 
 
@@ -76,7 +77,7 @@ class Trials:
         begun = len(storage.get_all_trials(0)) if storage.get_all_studies() else 0
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*constant_liar", category=found.exceptions.ExperimentalWarning)
-            sampler = samplers[method](seed=seed + begun, **options)
+            sampler = samplers[method](seed=(seed + begun) % SEEDS, **options)
         self.study = found.create_study(
             study_name="sweep",
             storage=storage,
@@ -149,7 +150,9 @@ class Trials:
         return None
 
     def look(self, outcome: Outcome) -> bool:
-        mean, rung = outcome.row.get("sample/return_mean"), int(outcome.row.get("env_steps", 0) / self.rung)
+        # Runs that learn from data play no games but those of evaluations.
+        mean = outcome.row.get("sample/return_mean", outcome.row.get("eval/return_mean"))
+        rung = int(outcome.row.get("env_steps", 0) / self.rung)
         trial = self.trials[outcome.job.name]
         if not self.prune or mean is None or rung <= self.reported.get(trial.number, 0):
             return False

@@ -93,10 +93,10 @@ def test_what_is_no_sweep_is_a_sentence(words, said, tmp_path, monkeypatch):
 
 def test_jobs_run_one_fails_and_resume_does_only_what_is_left(tmp_path, capsys):
     folder = tmp_path / "sweep"
-    # dqn cannot choose Pendulum's continuous torques, which is found out when the environment is made.
     words = [
-        "algo=pg,dqn",
-        "env=Pendulum-v1",
+        "algo=pg",
+        "env=rlrun/Counting-v0",
+        "env.kwargs.fail_at=999999,30",
         "logger=[]",
         "resources=debug",
         "env_steps=1000",
@@ -107,20 +107,134 @@ def test_jobs_run_one_fails_and_resume_does_only_what_is_left(tmp_path, capsys):
     assert _dispatch(["sweep", *words]) == 1
     made = outcomes(folder)
     assert (
-        made["000-pg"]["status"] == "COMPLETED"
-        and made["000-pg"]["return_mean"] < 0
-        and made["000-pg"]["env_steps"] >= 1000
+        made["000-fail_at999999"]["status"] == "COMPLETED"
+        and made["000-fail_at999999"]["return_mean"] > 0
+        and made["000-fail_at999999"]["env_steps"] >= 1000
     )
-    assert made["001-dqn"]["status"] == "FAILED" and "dqn needs discrete actions" in made["001-dqn"]["reason"]
+    assert made["001-fail_at30"]["status"] == "FAILED" and "was told to fail" in made["001-fail_at30"]["reason"]
     said = capsys.readouterr().out
     assert "FAILED" in said and f"rlrun sweep --resume {folder} goes on with 1 of 2 jobs" in said
     with pytest.raises(UserError, match="holds a sweep"):
         _dispatch(["sweep", *words])
-    before = (folder / "000-pg" / "summary.json").stat().st_mtime_ns
+    before = (folder / "000-fail_at999999" / "summary.json").stat().st_mtime_ns
     assert _dispatch(["sweep", "--resume", str(folder), "--dry-run"]) == 0
     assert "1 of 2 jobs to do" in capsys.readouterr().out
     assert _dispatch(["sweep", "--resume", str(folder)]) == 1
-    assert (folder / "000-pg" / "summary.json").stat().st_mtime_ns == before, "a finished run is left as it is"
+    now = (folder / "000-fail_at999999" / "summary.json").stat().st_mtime_ns
+    assert now == before, "a finished run is left as it is"
+
+
+LR = "algo.lr=interval(0.1,0.2)"
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        ("001-seed2", ["seed=1,2"]),
+        ("004-lr0.15", [LR, "--search", "random", "--trials", "5"]),
+        ("member-01", [LR, "--search", "pbt", "--trials", "2", "--every", "300"]),
+    ],
+)
+def test_a_new_sweep_takes_no_folder_that_exists(tmp_path, made, words):
+    notes = tmp_path / "my sweep" / made / "notes.txt"
+    notes.parent.mkdir(parents=True)
+    notes.write_text("precious")
+    with pytest.raises(UserError, match=f"{made} exists already, and this sweep would use it: choose another --dir"):
+        _dispatch(["sweep", "algo=pg", *QUICK, *words, "--dir", str(tmp_path / "my sweep")])
+    assert notes.read_text() == "precious" and not (tmp_path / "my sweep" / "sweep.json").exists()
+    (tmp_path / "my sweep" / "sweep.json").write_text("{}")
+    with pytest.raises(UserError, match=r"rlrun sweep --resume '.*/my sweep' continues it"):
+        _dispatch(["sweep", "algo=pg", *QUICK, *words, "--dir", str(tmp_path / "my sweep")])
+
+
+def test_a_run_that_was_interrupted_at_its_end_is_finished(tmp_path):
+    """Its last checkpoint is there, but its summary says INTERRUPTED, or was never written."""
+    folder = tmp_path / "sweep"
+    assert _dispatch(["sweep", "algo=pg", *QUICK, "seed=1,2", "--jobs=2", "--dir", str(folder)]) == 0
+    done = outcomes(folder)
+    for name, status in (("000-seed1", "INTERRUPTED"), ("001-seed2", "RUNNING")):
+        file = folder / name / "summary.json"
+        whole = json.loads(file.read_text())
+        facts = {key: whole[key] for key in ("seed", "algo", "env", "command", "started")}
+        more = {"reason": "SIGINT received", "env_steps": whole["env_steps"]} if status == "INTERRUPTED" else {}
+        file.write_text(json.dumps({"status": status, **facts, **more}))
+    assert _dispatch(["sweep", "--resume", str(folder), "--jobs=2"]) == 0
+    again = outcomes(folder)
+    for name in done:
+        assert again[name]["status"] == "COMPLETED" and "env steps" in again[name]["reason"]
+        for key in ("env_steps", "return_mean", "wall_sec"):
+            assert again[name][key] == pytest.approx(done[name][key], abs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["algo=ppo,td3", "env=CartPole-v1"], "job 001-td3: .*td3"),
+        (["algo=pg", "env=CartPole-v1", "eval.workers=1,2"], "job 000-workers1: eval.workers=1 does nothing in this run"),
+        (["algo=pg", "env=CartPole-v1", "seed=1,2", "init=nosuch"], "job 000-seed1: init=nosuch is neither a run"),
+        (["algo=pg", "env=CartPole-v1", "seed=1,2", "--timeout", "nan"], "--timeout must be positive"),
+        (["algo=pg", "env=CartPole-v1", "seed=1,2", "-m"], "sweep needs no -m"),
+        (["algo=pg", "env=CartPole-v1", "seed=1,2", "--multirun"], "sweep needs no --multirun"),
+    ],
+)
+def test_what_train_refuses_is_refused_before_any_job_begins(words, said):
+    with pytest.raises(UserError, match=f"^{said}"):
+        _dispatch(["sweep", *words, "logger=[]", "resources=debug", "--dry-run"])
+
+
+def test_jobs_that_differ_in_seeds_and_fractions_are_planned_once(monkeypatch, capsys):
+    planned = []
+    monkeypatch.setattr("rlrun.commands.sweep.check_plan", lambda values, *_: planned.append(values["algo"]["batch_size"]))
+    words = ["algo=pg", *QUICK, "algo.batch_size=200,400", "algo.lr=1e-3,1e-2", "seed=1,2", "--dry-run"]
+    assert _dispatch(["sweep", *words]) == 0
+    assert planned == [200, 400] and "8 jobs" in capsys.readouterr().out
+
+
+def test_what_learns_from_data_is_swept_without_an_environment(tmp_path, capsys):
+    data = tmp_path / "data"
+    assert _dispatch(["train", "algo=pg", *QUICK, f"record={data}", f"run_dir={tmp_path / 'run'}"]) == 0
+    words = ["algo=bc", f"data.path={data}", "logger=[]", "resources=debug", "env_steps=2000", "algo.batch_size=32"]
+    assert _dispatch(["sweep", *words, "seed=1,2", "--dry-run"]) == 0
+    assert "2 jobs" in capsys.readouterr().out
+    search = [LR, "--search", "random", "--trials", "2", "--dry-run"]
+    pytest.importorskip("optuna")
+    with pytest.raises(UserError, match=r"--search compares runs by their return.*eval\.every=, and in which .* env="):
+        _dispatch(["sweep", *words, *search])
+    games = ["runner=offline", "env=CartPole-v1", "eval.every=1000"]
+    assert _dispatch(["sweep", *words, *games, *search]) == 0
+
+
+def test_a_search_that_is_resumed_elsewhere_finds_what_it_named(tmp_path, monkeypatch):
+    """Its jobs run in the folder where it began, and are checked there."""
+    pytest.importorskip("optuna")
+    from rlrun.commands.sweep import supply_of
+    from rlrun.core.plugins import only_installed
+    from rlrun.experiments.record import Record
+
+    began, other = tmp_path / "began", tmp_path / "other"
+    for folder in (began, other, tmp_path / "sweep"):
+        folder.mkdir()
+    text = "from gymnasium.envs.classic_control import CartPoleEnv\n\n\nclass MyEnv(CartPoleEnv):\n    pass\n"
+    (began / "env_of_this_sweep.py").write_text(text)
+    monkeypatch.chdir(other)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    words = ["algo=pg", "env=env_of_this_sweep:MyEnv", "resources=debug", LR]
+    said = {"kind": "random", "trials": 1, "prune": False, "every": None, "own": [], "env_steps": 600, "seed": 0}
+    with only_installed():
+        supply = supply_of(Record("", words, [], None, said, str(began)), tmp_path / "sweep", [], plans=True)
+        assert supply.next() is not None
+
+
+def test_tuned_files_whose_runs_are_done_are_not_run_again(tmp_path, monkeypatch, capsys):
+    from rlrun.bench import tuned
+
+    monkeypatch.setattr(tuned, "choose", lambda *_: [tuned.Bar("pg/cartpole", 1.0, 4000.0, False, None)])
+    for said in ("1 of 1 runs to do", "0 of 1 runs to do"):
+        assert tuned.main(["pg/cartpole", "--runs", str(tmp_path / "runs"), "--jobs", "1"]) == 0
+        told = capsys.readouterr().out
+        assert said in told and "1 of 1 bars met" in told
+    with pytest.raises(UserError, match="seeds must not be negative"):
+        tuned.main(["pg/cartpole", "seeds=-1", "--dry-run"])
 
 
 def test_a_killed_sweep_leaves_saved_runs_and_goes_on(tmp_path):

@@ -190,7 +190,7 @@ def test_a_run_with_a_checkpoint_goes_on(tmp_path):
     one = TrainingJob(name="a", words=("algo=pg", "seed=1"), run_dir=tmp_path / "it's", log=tmp_path / "log")
     assert command_of(one)[3:] == ["train", "algo=pg", "seed=1", f"run_dir={quoted(str(one.run_dir))}"]
     (one.run_dir / "checkpoints" / "000000000100").mkdir(parents=True)
-    assert checkpoints(one.run_dir) == ["000000000100"] and command_of(one)[3:] == ["resume", str(one.run_dir)]
+    assert checkpoints(one.run_dir) == ["000000000100"] and command_of(one)[3:] == ["resume", str(one.run_dir), "--if-needed"]
 
 
 def test_what_is_quoted_reaches_hydra_whole():
@@ -274,6 +274,7 @@ def test_a_run_that_still_saves_is_waited_for(tmp_path, capsys):
 
     one = job(tmp_path, "a")
     holding = RunDir.create(one.run_dir)
+    holding.summary(status="RUNNING", algo="pg", env="CartPole-v1", seed=1)
     assert held(one.run_dir)
     threading.Timer(0.6, holding.release).start()
     began = time.monotonic()
@@ -284,3 +285,18 @@ def test_a_run_that_still_saves_is_waited_for(tmp_path, capsys):
         and "waiting for a, which is still saving" in capsys.readouterr().out
     )
     assert not held(tmp_path)
+
+
+def test_only_what_a_run_has_made_is_cleared(tmp_path):
+    from rlrun.experiments.jobs import clear
+
+    one = job(tmp_path, "000")
+    one.run_dir.mkdir()
+    for name, text in (("notes.txt", "precious"), ("config.yaml", "mine: 1"), ("summary.json", '{"status": "done"}')):
+        (one.run_dir / name).write_text(text)
+        clear(one)
+        assert (one.run_dir / "notes.txt").read_text() == "precious"
+    groups = "".join(f"{group}: {{name: x}}\n" for group in ("algo", "env", "runner", "model", "resources"))
+    (one.run_dir / "config.yaml").write_text(f"{groups}seed: 1\n")
+    clear(one)
+    assert not one.run_dir.exists()

@@ -65,6 +65,7 @@ def test_the_same_seed_draws_the_same(tmp_path):
         return [trials(folder, seed=seed).next().words for _ in range(1)]
 
     assert words(tmp_path / "a", 3) == words(tmp_path / "b", 3) != words(tmp_path / "c", 4)
+    assert words(tmp_path / "d", 2**32 + 3) == words(tmp_path / "e", 3), "Optuna takes no seed of 2**32 or more"
 
 
 def test_tpe_learns_where_returns_are_high(tmp_path):
@@ -102,6 +103,9 @@ def test_a_run_that_does_worse_than_half_at_its_age_is_pruned(tmp_path):
         for step in range(50, 1001, 50)
     )
     assert not supply.look(Outcome(job=job, row={"env_steps": 60, "sample/return_mean": None}))
+    finish(supply, job, 45.0)
+    job = supply.next()  # a run that learns from data has evaluations alone
+    assert supply.look(Outcome(job=job, row={"env_steps": 500, "eval/return_mean": 25.0}))
 
 
 def test_a_search_goes_on_where_it_was(tmp_path):
@@ -271,7 +275,7 @@ def test_a_takeover_that_was_decided_is_done_after_a_kill(tmp_path, monkeypatch)
     monkeypatch.undo()
     later = population(tmp_path)
     assert (tmp_path / "member-00" / "checkpoints" / f"{100:012d}" / "policy.pt").read_text() == "member-01"
-    assert later.members[0].history[-1]["took_over"] == "member-01" and later.next().resume == ("env_steps=200", "--if-needed")
+    assert later.members[0].history[-1]["took_over"] == "member-01" and later.next().resume == ("env_steps=200",)
 
 
 def test_small_whole_numbers_move():
