@@ -131,6 +131,8 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
     from rlrun.config.hydra_plugins import install
     from rlrun.config.paths import root
 
+    if "--version" in words:
+        return _dispatch(["--version"])
     folder, trusted, words = own_folder(words)
     install(folder, trusted, asked_family(words))
     for word in words:

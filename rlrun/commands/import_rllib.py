@@ -13,6 +13,7 @@ not start, none is written.
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,6 +86,7 @@ def translated(files: list[str], env: str | None) -> tuple[list[tuple[Imported, 
             raise UserError(f"{file} cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}") from None
         for name, experiment in read(text, file).items():
             check_name(name, f"{Path(file).name}: the experiment's name")
+            name = typeable(name)
             if env is not None:
                 experiment = {**experiment, "env": env}
             try:
@@ -92,6 +94,11 @@ def translated(files: list[str], env: str | None) -> tuple[list[tuple[Imported, 
             except UserError as error:  # other experiments in the file may still be translated
                 refused[name] = str(error)
     return made, refused
+
+
+def typeable(name: str) -> str:
+    """Returns an experiment's name without what would need quotes in tuned=NAME."""
+    return re.sub(r"[^A-Za-z0-9_.+-]+", "_", name).strip("_") or "experiment"
 
 
 def write(folder: Path, texts: dict[Path, str], made: list[Imported], trusted: bool) -> None:
