@@ -477,6 +477,7 @@ def test_signals_to_the_whole_group_reach_the_run_alone_and_environments_are_clo
     process = subprocess.Popen(
         [sys.executable, "-m", "rlrun", "train", *words], cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True,
         env={**os.environ, "PYTHONPATH": os.getcwd()},
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # it is ignored where the tests run under nohup
     )  # fmt: skip
     try:
         _wait(process, lambda: (path / "progress.jsonl").exists() and (path / "progress.jsonl").read_text())
