@@ -476,7 +476,7 @@ def test_signals_to_the_whole_group_reach_the_run_alone_and_environments_are_clo
              "logger=[console]", f"run_dir={path}", "env_steps=100000000", "checkpoint.every=null", "checkpoint.first_sec=null"]  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-m", "rlrun", "train", *words], cwd=tmp_path, stdout=subprocess.PIPE, text=True, start_new_session=True,
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # it is ignored where the tests run under nohup
     )  # fmt: skip
     try:
