@@ -97,8 +97,8 @@ def translated(files: list[str], env: str | None) -> tuple[list[tuple[Imported, 
 
 
 def typeable(name: str) -> str:
-    """Returns an experiment's name without what would need quotes in tuned=NAME."""
-    return re.sub(r"[^A-Za-z0-9_.+-]+", "_", name).strip("_") or "experiment"
+    """Returns an experiment's name without what Hydra would need quotes for in tuned=NAME."""
+    return re.sub(r"[^A-Za-z0-9_.+ -]+", "_", name).strip("_ ") or "experiment"
 
 
 def write(folder: Path, texts: dict[Path, str], made: list[Imported], trusted: bool) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from rlrun.config.paths import replay_of
 from rlrun.config.unused import conditional, value_at
 from rlrun.core import conditions
 from rlrun.core.algorithm import Inner
@@ -28,7 +29,8 @@ def refuse_unused(plan: Plan, given: Mapping[str, Any]) -> None:
 
     given: values by path, such as {"algo.exploration.theta": 0.2}."""
     config = plan.config
-    if config.run.replay is not None and plan.needs.replay is None and not plan.data:
+    chosen = [replay_of(name) for name in (config.algo.name, _core(plan).name)]
+    if config.run.replay is not None and plan.needs.replay is None and chosen == [None, None]:
         raise UserError(
             f"replay={config.run.replay.name} does nothing in this run: algo={config.algo.name} learns from no replay"
         )

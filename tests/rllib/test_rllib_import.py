@@ -933,7 +933,7 @@ def test_a_value_of_any_kind_leaves_a_true_line(run, odd):
             assert same or (key, odd, line.became) in MEANT, line
 
 
-@pytest.mark.parametrize("name, made", [("a,b", "a_b"), ("my exp (1), \u00e9", "my_exp_1"), ("atari-ppo.v2", "atari-ppo.v2"), ("\u00e9", "experiment")])
+@pytest.mark.parametrize("name, made", [("a,b", "a_b"), ("my exp (1), \u00e9", "my exp _1"), ("atari-ppo.v2", "atari-ppo.v2"), ("\u00e9", "experiment")])
 def test_names_of_experiments_can_be_typed(name, made):
     """A comma would be a sweep for Hydra, and other characters would need quotes."""
     from rlrun.commands.import_rllib import typeable
