@@ -394,7 +394,7 @@ def test_the_quickest_number_of_threads_is_found_and_left_when_the_machine_gets_
 
 
 def test_an_update_of_many_minibatches_is_not_finished_with_a_hopeless_number_of_threads():
-    """On a busy machine, PPO's update of 24 minibatches took 5 s with one thread and 150 s with two."""
+    """On a busy machine, PPO's update of 24 minibatches took about 6 s with one thread and 150 s with two."""
     time, each = 0.0, {1: 0.2, 2: 6.0}
     threads = TunedThreads((1, 2), lambda: time)
 
