@@ -160,7 +160,7 @@ def same_options(job: TrainingJob, config: dict[str, Any]) -> None:
 
 def work(todo: dict[Key, Wanted], folder: Path, runs: Path, flags: dict[str, Any]) -> int:
     """Runs the cells without a result. Returns 0 when all succeeded, 1 when one failed, 128 + signal after a signal."""
-    from rlrun.commands.sweep import checked
+    from rlrun.commands.sweep_check import checked
 
     jobs: dict[str, tuple[Key, Wanted]] = {}
     outcomes: list[Outcome] = []

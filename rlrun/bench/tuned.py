@@ -157,7 +157,7 @@ class Cleared(Fixed):
 
 def left_by(job: TrainingJob) -> Outcome:
     """What an earlier session has left of a job. UserError where it ran with other options than the tuned file has."""
-    from rlrun.commands.sweep import checked
+    from rlrun.commands.sweep_check import checked
 
     if (job.run_dir / "config.yaml").is_file():
         same_options(job, checked(job.words, job.name))

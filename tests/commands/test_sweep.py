@@ -184,7 +184,7 @@ def test_what_train_refuses_is_refused_before_any_job_begins(words, said):
 
 def test_jobs_that_differ_in_seeds_and_fractions_are_planned_once(monkeypatch, capsys):
     planned = []
-    monkeypatch.setattr("rlrun.commands.sweep.check_plan", lambda values, *_: planned.append(values["algo"]["batch_size"]))
+    monkeypatch.setattr("rlrun.commands.sweep_check.check_plan", lambda values, *_: planned.append(values["algo"]["batch_size"]))
     words = ["algo=pg", *QUICK, "algo.batch_size=200,400", "algo.lr=1e-3,1e-2", "seed=1,2", "--dry-run"]
     assert _dispatch(["sweep", *words]) == 0
     assert planned == [200, 400] and "8 jobs" in capsys.readouterr().out
