@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from rlrun.config.paths import replay_of
+from rlrun.config.paths import options, replay_of
 from rlrun.config.unused import conditional, value_at
 from rlrun.core import conditions
 from rlrun.core.algorithm import Inner
@@ -29,8 +29,7 @@ def refuse_unused(plan: Plan, given: Mapping[str, Any]) -> None:
 
     given: values by path, such as {"algo.exploration.theta": 0.2}."""
     config = plan.config
-    chosen = [replay_of(name) for name in (config.algo.name, _core(plan).name)]
-    if config.run.replay is not None and plan.needs.replay is None and chosen == [None, None]:
+    if config.run.replay is not None and plan.needs.replay is None and not _chooses_replay(plan):
         raise UserError(
             f"replay={config.run.replay.name} does nothing in this run: algo={config.algo.name} learns from no replay"
         )
@@ -46,6 +45,14 @@ def refuse_unused(plan: Plan, given: Mapping[str, Any]) -> None:
 
 
 # -- kinds of runs -----------------------------------------------------------------------------------------------------
+
+
+def _chooses_replay(plan: Plan) -> bool:
+    """Whether the algorithm's own file chooses the replay, which then is no choice of the user's.
+
+    A file of the user's own (--config-dir) may choose one too, but it is not in conf/ to be read."""
+    names = (plan.config.algo.name, _core(plan).name)
+    return any(name not in options("algo") or replay_of(name) is not None for name in names)
 
 
 def _policy(plan: Plan) -> nn.Module:

@@ -85,7 +85,6 @@ class Evaluating:
         )
         return Evaluated([], own_numbers(self.own, made))
 
-
     def close(self) -> None:
         """Closes the environments, if there are any yet. The next evaluation makes new ones."""
         evaluator, self.evaluator = self.evaluator, None
