@@ -5,15 +5,17 @@
 Runs the cells of RLlib's published tables that have no result yet, each with its tuned file in a process of its own.
 Writes a small JSON file for every cell and seed to tuned/results/ (or to --results DIR), and draws the tables as
 Markdown, HTML and PNG. budget is the share of a table's env steps or seconds to run; results with less than the whole
-budget are marked as partial. --only-render draws the results that exist and runs nothing. Interrupted runs continue
-from their last checkpoint."""
+budget are marked as partial. A cell whose run is the beginning of another cell's run, as the first hour of a run to 10M
+env steps, takes its result from there and is not run again. --only-render draws the results that exist and runs
+nothing. Interrupted runs continue from their last checkpoint."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from rlrun.bench.longer import from_longer, may_contain_others, same_training
 from rlrun.bench.results import Key, default_folder, from_run, key_of, read, write
 from rlrun.bench.tables import Table, Wanted, load, select
 from rlrun.cli import take_flags
@@ -111,35 +113,84 @@ def train_words(wanted: Wanted, key: Key) -> list[str]:
     return [f"tuned={wanted.cell.tuned}", *wanted.cell.words, f"seed={key.seed}", *ends]
 
 
-class Cells:
-    """A supply of the cells' runs. It writes a result as soon as its run is done."""
+class CellJob(NamedTuple):
+    """The job of a cell, and the dotted options of its run."""
 
-    def __init__(self, jobs: dict[str, tuple[Key, Wanted]], waiting: Sequence[TrainingJob], folder: Path):
-        self.jobs, self.waiting, self.folder = jobs, list(waiting), folder
+    key: Key
+    wanted: Wanted
+    options: dict[str, Any]
+
+
+class Cells:
+    """A supply of the cells' runs. It writes a result as soon as its run, or another run that contains it, is done."""
+
+    def __init__(self, jobs: dict[str, CellJob], outcomes: Sequence[Outcome], folder: Path, runs: Path):
+        """outcomes: of all jobs; those that wait are given out. A cell that another run contains becomes COMPLETED."""
+        self.jobs, self.folder, self.runs = jobs, folder, runs
+        waiting = [outcome for outcome in outcomes if outcome.status not in DONE]
+        self.waiting = sorted(waiting, key=lambda one: not may_contain_others(jobs[one.job.name].wanted.table))
+        self.running: set[str] = set()
         self.problems: list[str] = []
+        for outcome in outcomes:
+            self.done(outcome)  # writes results that an earlier session had no chance to write
+        self._take_parts()
 
     def next(self) -> TrainingJob | None:
-        if not self.waiting:
-            return None
-        job = self.waiting.pop(0)
-        clear(job)
-        return job
+        for outcome in self.waiting:
+            if not any(self._contains(name, outcome.job.name) for name in self.running):
+                self.waiting.remove(outcome)
+                self.running.add(outcome.job.name)
+                clear(outcome.job)
+                return outcome.job
+        return None  # what waits is asked for again when the runs that may contain it have ended
 
     def look(self, outcome: Outcome) -> bool:
         return False
 
     def done(self, outcome: Outcome) -> None:
-        if outcome.status not in DONE:
-            return
-        key, wanted = self.jobs[outcome.job.name]
-        try:
-            write(
-                self.folder,
-                key,
-                from_run(key, wanted, outcome.job.run_dir) | {"command": f"rlrun train {' '.join(outcome.job.words)}"},
-            )
-        except UserError as error:
-            self.problems.append(str(error))
+        self.running.discard(outcome.job.name)
+        if outcome.status in DONE:
+            key, wanted, _ = self.jobs[outcome.job.name]
+            try:
+                self._write(key, from_run(key, wanted, outcome.job.run_dir), outcome.job.words)
+            except UserError as error:
+                self.problems.append(str(error))
+            self._take_parts()
+
+    def _write(self, key: Key, values: dict[str, Any], words: Sequence[str], comment: str = "") -> None:
+        write(self.folder, key, values | {"command": f"rlrun train {' '.join(words)}{comment}"})
+
+    def _contains(self, name: str, other: str) -> bool:
+        """Whether the run of the first job may contain that of the second."""
+        one, two = self.jobs[name], self.jobs[other]
+        return (
+            may_contain_others(one.wanted.table)
+            and same_training(one.wanted, two.wanted)
+            and (one.key.seed, one.key.budget, two.key.budget) == (two.key.seed, 1, 1)
+        )
+
+    def _take_parts(self) -> None:
+        """Writes the results of waiting cells that another cell's run contains."""
+        every = select([], [], [])
+        for outcome in list(self.waiting):
+            key, wanted, options = self.jobs[outcome.job.name]
+            if key.budget != 1:
+                continue
+
+            def run_of(other: Wanted, seed: int = key.seed) -> Path:
+                return self.runs / key_of(other, seed, 1.0).run
+
+            found = from_longer(key, wanted, every, run_of, options)
+            if found is None:
+                continue
+            values, run_dir = found
+            other = next(one for one in every if run_of(one) == run_dir)
+            words = train_words(other, key_of(other, key.seed, 1.0))
+            self._write(key, values, words, f"  # its first {values['env_steps']:,} env steps")
+            self.waiting.remove(outcome)
+            outcome.status, outcome.row = "COMPLETED", {"env_steps": values["env_steps"]}
+            outcome.summary = {name: values[name] for name in ("env_steps", "return_mean", "wall_sec")}
+            print(f"  {outcome.job.name} is the beginning of {run_dir}", flush=True)
 
 
 def same_options(job: TrainingJob, config: dict[str, Any]) -> None:
@@ -162,19 +213,17 @@ def work(todo: dict[Key, Wanted], folder: Path, runs: Path, flags: dict[str, Any
     """Runs the cells without a result. Returns 0 when all succeeded, 1 when one failed, 128 + signal after a signal."""
     from rlrun.commands.sweep_check import checked
 
-    jobs: dict[str, tuple[Key, Wanted]] = {}
+    jobs: dict[str, CellJob] = {}
     outcomes: list[Outcome] = []
     for key, wanted in todo.items():
-        name = key.file.removesuffix(".json").replace("/", "-")
+        name = key.run
         words = train_words(wanted, key)
         config = checked(words, name)  # all are checked now: the last may begin hours from now
         job = TrainingJob(name=name, words=tuple(words), run_dir=runs / name, log=runs / "logs" / f"{name}.log")
         same_options(job, config)
-        jobs[name] = (key, wanted)
+        jobs[name] = CellJob(key, wanted, dict(flatten(config)))
         outcomes.append(known(job))
-    supply = Cells(jobs, [outcome.job for outcome in outcomes if outcome.status not in DONE], folder)
-    for outcome in outcomes:
-        supply.done(outcome)  # writes results that an earlier session had no chance to write
+    supply = Cells(jobs, outcomes, folder, runs)
     pool = Pool(places(flags["--jobs"]), view(len(outcomes)), flags["--timeout"], outcomes)
     pool.run(supply)
     for problem in supply.problems:

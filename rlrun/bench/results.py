@@ -44,6 +44,11 @@ class Key(NamedTuple):
         part = "" if self.budget == 1 else f"-budget{self.budget:g}"
         return f"{self.table}/{self.game}-{self.tuned.replace('/', '_')}-seed{self.seed}{part}.json"
 
+    @property
+    def run(self) -> str:
+        """The name of the run's folder."""
+        return self.file.removesuffix(".json").replace("/", "-")
+
 
 def key_of(wanted: Wanted, seed: int, budget: float) -> Key:
     return Key(wanted.table.name, wanted.cell.game, wanted.cell.tuned, seed, budget)
@@ -90,25 +95,44 @@ def thinned(rows: Sequence[Any], count: int = CURVE_POINTS) -> list[Any]:
     return [rows[round(index * (len(rows) - 1) / (count - 1))] for index in range(count)]
 
 
-def curve_of(run_dir: Path) -> list[list[float]]:
-    """[env steps, seconds, mean return of the last 100 games] for each row of progress.jsonl that has a return."""
-    rows = read_rows(run_dir / "progress.jsonl")
+class Row(NamedTuple):
+    """A row of progress.jsonl that has a return."""
+
+    env_steps: int
+    wall_sec: float
+    return_mean: float  # of the last 100 games
+    episodes: int | None
+
+
+def rows_of(run_dir: Path) -> list[Row]:
+    """The rows of a run's progress.jsonl that have a return."""
     return [
-        [row["env_steps"], round(row["time_sec"], 1), round(row["sample/return_mean"], 3)]
-        for row in rows
+        Row(row["env_steps"], row["time_sec"], row["sample/return_mean"], row.get("sample/episodes"))
+        for row in read_rows(run_dir / "progress.jsonl")
         if row.get("sample/return_mean") is not None
     ]
 
 
-def from_run(key: Key, wanted: Wanted, run_dir: Path) -> dict[str, Any]:
-    """The result of a finished run. UserError where the run did not finish by itself or used another protocol."""
+def curve_of(rows: Sequence[Row]) -> list[list[float]]:
+    """[env steps, seconds, mean return of the last 100 games] for each row."""
+    return [[row.env_steps, round(row.wall_sec, 1), round(row.return_mean, 3)] for row in rows]
+
+
+def from_run(key: Key, wanted: Wanted, run_dir: Path, part: Sequence[Row] | None = None) -> dict[str, Any]:
+    """The result of a finished run. UserError where the run did not finish by itself or used another protocol.
+
+    part: the first rows of a run that went on after the table's end, and may go on further; the result is that of its
+    last row.
+    """
     try:
         summary = json.loads((run_dir / "summary.json").read_text())
     except (OSError, ValueError) as error:
         raise UserError(f"{run_dir} has no summary: {error}") from None
     if not isinstance(summary, dict):
         raise UserError(f"{run_dir / 'summary.json'} is no summary of a run")
-    if summary.get("status") not in ("COMPLETED", "STOPPED"):
+    if part is not None:
+        summary |= part[-1]._asdict()
+    elif summary.get("status") not in ("COMPLETED", "STOPPED"):
         raise UserError(f"{run_dir} is {summary.get('status', 'not a run')}: no result yet")
     config = load_yaml(run_dir / "config.yaml")
     made, asked = protocol(wanted.table, config), expected_protocol(wanted)
@@ -118,7 +142,7 @@ def from_run(key: Key, wanted: Wanted, run_dir: Path) -> dict[str, Any]:
             f"{run_dir} used another protocol than {wanted.table.name}: {other} is {made.get(other)!r}, not"
             f" {asked[other]!r}"
         )
-    curve = curve_of(run_dir)
+    curve = curve_of(rows_of(run_dir) if part is None else part)
     score = summary["return_mean"]
     target = wanted.table.target_return
     if target is not None:

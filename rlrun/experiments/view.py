@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from time import monotonic
 from typing import Any
 
 from rlrun.experiments.jobs import Outcome, View
@@ -19,6 +20,7 @@ COLOURS = {
     "WAITING": "dim",
 }
 SHOWN_AT_ONCE = 30  # rows in the live table, so that it fits on a terminal
+AGAIN_SEC = 300.0  # between two lines about a job that goes on, where there is no live table
 
 
 def cells(outcome: Outcome) -> list[str]:
@@ -64,16 +66,18 @@ def counts(outcomes: Sequence[Outcome], waiting: int) -> str:
 
 
 class JobLines:
-    """Prints a line when a job begins or ends, and a table at the end."""
+    """Prints a line when a job begins or ends and every AGAIN_SEC seconds while it runs, and a table at the end."""
 
     def __init__(self, total: int):
         self.total = total
-        self.said: dict[str, str] = {}
+        self.said: dict[str, tuple[str, float]] = {}  # by job: the status that was printed last, and when
 
     def show(self, outcomes: Sequence[Outcome]) -> None:
+        now = monotonic()
         for outcome in outcomes:
-            if self.said.get(outcome.job.name) != outcome.status:
-                self.said[outcome.job.name] = outcome.status
+            status, when = self.said.get(outcome.job.name, ("", now))
+            if status != outcome.status or (status == "RUNNING" and now - when >= AGAIN_SEC):
+                self.said[outcome.job.name] = outcome.status, now
                 _, status, steps, mean, time, reason = cells(outcome)
                 facts = [f"{steps} env steps" if steps else "", f"return {mean}" if mean else "", time, reason]
                 print("  ".join([f"{status:<11} {outcome.job.name}", *(fact for fact in facts if fact)]), flush=True)

@@ -6,8 +6,22 @@ import re
 import pytest
 
 from rlrun.bench import results
+from rlrun.bench.longer import cut
 from rlrun.bench.publish import headings, markdown, publish, rows, spread
-from rlrun.bench.results import Key, curve_of, expected_protocol, from_run, key_of, measured, read, thinned, write
+from rlrun.bench.reproduce import CellJob, Cells
+from rlrun.bench.results import (
+    Key,
+    Row,
+    curve_of,
+    expected_protocol,
+    from_run,
+    key_of,
+    measured,
+    read,
+    rows_of,
+    thinned,
+    write,
+)
 from rlrun.bench.tables import Wanted, load, select
 from rlrun.cli import _dispatch
 from rlrun.config.paths import options
@@ -314,13 +328,72 @@ def test_drawing_alone_makes_the_folder_of_runs_and_logs_the_tables(tmp_path):
     }
 
 
+def test_the_cut_of_a_longer_run():
+    rows_ = [Row(n * 1000, n * 2.0, float(n), n) for n in range(1, 501)]
+    hour, whole, target = (load(name) for name in ("a2c_1h", "a2c_10m", "impala_pong"))
+    assert cut(rows_, hour) is None and cut(rows_, whole) is None, "it ends before the hour and before 10M env steps"
+    longer = [row._replace(env_steps=row.env_steps * 30, wall_sec=row.wall_sec * 10) for row in rows_]
+    assert cut(longer, hour)[-1].wall_sec == 3600 and cut(longer, whole)[-1].env_steps == 9_990_000
+    assert cut(rows_, target)[-1].return_mean == 18
+    assert cut(rows_[:10], target) is None and len(cut([*rows_[:10], Row(5_000_001, 9.0, 1.0, 9)], target)) == 10
+
+
+def test_a_cell_that_another_run_contains_is_not_run(tmp_path, capsys):
+    """IMPALA's run on Pong to 5M env steps contains the seconds until 18, also where it was interrupted after that."""
+    places = ["--results", str(tmp_path / "results"), "--runs", str(tmp_path / "runs")]
+    words = ["benchmark", "reproduce-tables", "table=impala_pong", "seeds=1", *places]
+    whole = next(one for one in select(["pong"], [], ["impala"]))
+    folder = tmp_path / "runs" / key_of(whole, 1, 1.0).run
+    run_dir(folder, config_of(whole), ROWS, status="INTERRUPTED", return_mean=None)
+    assert _dispatch(words) == 0
+    said = capsys.readouterr().out
+    assert f"impala_pong-Pong-impala_pong-seed1 is the beginning of {folder}" in said and "1 completed" in said
+    one = wanted("impala_pong", "Pong")
+    values = read(tmp_path / "results", key_of(one, 1, 1.0), one)
+    assert (values["score"], values["env_steps"], values["wall_sec"]) == (36.0, 18_000, 36.0)
+    assert values["command"].startswith("rlrun train tuned=impala/pong env.size=42 seed=1 env_steps=5000000")
+    assert values["command"].endswith("# its first 18,000 env steps") and values["curve"][-1] == [18_000, 36.0, 18.0]
+    assert not (tmp_path / "results" / key_of(whole, 1, 1.0).file).exists(), "the longer run is not over"
+
+
+def test_a_run_with_other_options_contains_nothing(tmp_path):
+    one, whole = wanted("impala_pong", "Pong"), next(one for one in select(["pong"], [], ["impala"]))
+    config = config_of(whole)
+    config["algo"]["batch_size"] += 20
+    run_dir(tmp_path / key_of(whole, 1, 1.0).run, config, ROWS)
+    supply = Cells(*waiting_for(tmp_path, one), tmp_path / "results", tmp_path)
+    assert supply.next() is not None
+
+
+def test_a_cell_waits_for_the_run_that_may_contain_it(tmp_path):
+    target, whole = wanted("impala_pong", "Pong"), next(one for one in select(["pong"], [], ["impala"]))
+    jobs, outcomes = waiting_for(tmp_path, target, whole)
+    supply = Cells(jobs, outcomes, tmp_path / "results", tmp_path)
+    first = supply.next()
+    assert first.name.startswith("pong-") and supply.next() is None
+    run_dir(first.run_dir, config_of(whole), ROWS[:10], return_mean=9.0)
+    outcomes[1].status = "COMPLETED"
+    supply.done(outcomes[1])
+    assert supply.next().name.startswith("impala_pong-"), "a run that did not get so far contains nothing"
+
+
+def waiting_for(folder, *cells):
+    """The jobs of cells with seed 1, and their outcomes, as Cells takes them."""
+    from rlrun.experiments.jobs import Outcome, TrainingJob
+    from rlrun.loggers.mlflow import flatten
+
+    jobs = {key_of(one, 1, 1.0).run: CellJob(key_of(one, 1, 1.0), one, dict(flatten(config_of(one)))) for one in cells}
+    made = [TrainingJob(name=name, words=(), run_dir=folder / name, log=folder / "log") for name in jobs]
+    return jobs, [Outcome(job=job) for job in made]
+
+
 def test_thinning_keeps_both_ends():
     assert thinned(list(range(1000)), 5) == [0, 250, 500, 749, 999] and thinned([1, 2], 5) == [1, 2]
 
 
 def test_curves_leave_out_what_no_game_has_ended_for(tmp_path):
     (tmp_path / "progress.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS[:3]) + '{"env_steps": 5')
-    assert curve_of(tmp_path) == [[1000, 2.0, 1.0], [2000, 4.0, 2.0]]
+    assert curve_of(rows_of(tmp_path)) == [[1000, 2.0, 1.0], [2000, 4.0, 2.0]]
 
 
 def test_texts_of_result_files_stay_text_in_the_tables():

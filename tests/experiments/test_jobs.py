@@ -218,6 +218,16 @@ def test_a_run_that_nobody_ended_has_failed(tmp_path):
     assert outcome.status == "FAILED"
 
 
+def test_a_job_that_goes_on_is_told_again_every_five_minutes(tmp_path, capsys, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr("rlrun.experiments.view.monotonic", lambda: now)
+    view, one = JobLines(1), Outcome(job=job(tmp_path, "a"), status="RUNNING")
+    for now in (0.0, 200.0, 301.0, 400.0, 602.0):
+        one.row = {"env_steps": int(now)}
+        view.show([one])
+    assert [line.split()[2] for line in capsys.readouterr().out.splitlines()[1:]] == ["301", "602"]
+
+
 def test_lines_say_every_change_once(tmp_path, capsys):
     view = JobLines(3)
     one, two = Outcome(job=job(tmp_path, "a"), status="RUNNING"), Outcome(job=job(tmp_path, "b"), status="RUNNING")
