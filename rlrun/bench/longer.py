@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlrun.bench.results import Key, Row, from_run, rows_of
+from rlrun.bench.results import CurveRow, Key, from_run, rows_of
 from rlrun.bench.tables import Table, Wanted
 from rlrun.core.errors import UserError
 from rlrun.experiments.jobs import summary_of
@@ -33,7 +33,7 @@ def may_contain_others(table: Table) -> bool:
     return table.target_return is None and table.env_steps is not None
 
 
-def cut(rows: Sequence[Row], table: Table) -> Sequence[Row] | None:
+def cut(rows: Sequence[CurveRow], table: Table) -> Sequence[CurveRow] | None:
     """The rows up to a table's end: its env steps, its seconds or its return. None where the rows end before that."""
     if table.target_return is not None:
         reached = next((at for at, row in enumerate(rows) if row.return_mean >= table.target_return), None)

@@ -95,7 +95,7 @@ def thinned(rows: Sequence[Any], count: int = CURVE_POINTS) -> list[Any]:
     return [rows[round(index * (len(rows) - 1) / (count - 1))] for index in range(count)]
 
 
-class Row(NamedTuple):
+class CurveRow(NamedTuple):
     """A row of progress.jsonl that has a return."""
 
     env_steps: int
@@ -104,21 +104,21 @@ class Row(NamedTuple):
     episodes: int | None
 
 
-def rows_of(run_dir: Path) -> list[Row]:
+def rows_of(run_dir: Path) -> list[CurveRow]:
     """The rows of a run's progress.jsonl that have a return."""
     return [
-        Row(row["env_steps"], row["time_sec"], row["sample/return_mean"], row.get("sample/episodes"))
+        CurveRow(row["env_steps"], row["time_sec"], row["sample/return_mean"], row.get("sample/episodes"))
         for row in read_rows(run_dir / "progress.jsonl")
         if row.get("sample/return_mean") is not None
     ]
 
 
-def curve_of(rows: Sequence[Row]) -> list[list[float]]:
+def curve_of(rows: Sequence[CurveRow]) -> list[list[float]]:
     """[env steps, seconds, mean return of the last 100 games] for each row."""
     return [[row.env_steps, round(row.wall_sec, 1), round(row.return_mean, 3)] for row in rows]
 
 
-def from_run(key: Key, wanted: Wanted, run_dir: Path, part: Sequence[Row] | None = None) -> dict[str, Any]:
+def from_run(key: Key, wanted: Wanted, run_dir: Path, part: Sequence[CurveRow] | None = None) -> dict[str, Any]:
     """The result of a finished run. UserError where the run did not finish by itself or used another protocol.
 
     part: the first rows of a run that went on after the table's end, and may go on further; the result is that of its

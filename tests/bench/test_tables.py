@@ -10,8 +10,8 @@ from rlrun.bench.longer import cut
 from rlrun.bench.publish import headings, markdown, publish, rows, spread
 from rlrun.bench.reproduce import CellJob, Cells
 from rlrun.bench.results import (
+    CurveRow,
     Key,
-    Row,
     curve_of,
     expected_protocol,
     from_run,
@@ -329,13 +329,13 @@ def test_drawing_alone_makes_the_folder_of_runs_and_logs_the_tables(tmp_path):
 
 
 def test_the_cut_of_a_longer_run():
-    rows_ = [Row(n * 1000, n * 2.0, float(n), n) for n in range(1, 501)]
+    rows_ = [CurveRow(n * 1000, n * 2.0, float(n), n) for n in range(1, 501)]
     hour, whole, target = (load(name) for name in ("a2c_1h", "a2c_10m", "impala_pong"))
     assert cut(rows_, hour) is None and cut(rows_, whole) is None, "it ends before the hour and before 10M env steps"
     longer = [row._replace(env_steps=row.env_steps * 30, wall_sec=row.wall_sec * 10) for row in rows_]
     assert cut(longer, hour)[-1].wall_sec == 3600 and cut(longer, whole)[-1].env_steps == 9_990_000
     assert cut(rows_, target)[-1].return_mean == 18
-    assert cut(rows_[:10], target) is None and len(cut([*rows_[:10], Row(5_000_001, 9.0, 1.0, 9)], target)) == 10
+    assert cut(rows_[:10], target) is None and len(cut([*rows_[:10], CurveRow(5_000_001, 9.0, 1.0, 9)], target)) == 10
 
 
 def test_a_cell_that_another_run_contains_is_not_run(tmp_path, capsys):
