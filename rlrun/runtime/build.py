@@ -431,7 +431,12 @@ def check_record(plan: Plan) -> None:
             " rlrun record RUN_DIR records the trained policy"
         )
     record = plan.policy_factory(acting=True)().record_spec(plan.needs.record)
+    assert plan.config.run.record is not None
+    folder = Path(plan.config.run.record)
+    was_there = folder.exists()
     recorder(plan.config, plan.spec, record, command_line())
+    if not was_there:  # the run makes it again; --plan should leave nothing behind
+        folder.rmdir()
 
 
 def check_callbacks(plan: Plan) -> None:

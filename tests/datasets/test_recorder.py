@@ -291,6 +291,11 @@ def test_bad_input_is_a_sentence(words, said, recorded, tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists() and not (tmp_path / "x").exists()
 
 
+def test_a_plan_leaves_no_folder_for_the_record(tmp_path):
+    assert _dispatch(["train", "--plan", "algo=dqn", "env=CartPole-v1", f"record={tmp_path / 'data'}"]) == 0
+    assert not (tmp_path / "data").exists()
+
+
 def test_the_command_needs_no_env(recorded, tmp_path, capsys):
     words = ["train", *OFFLINE[:2], "resources=debug", "logger=[]", f"data.path={recorded}", "env_steps=500"]
     assert _dispatch([*words, f"run_dir={tmp_path / 'run'}"]) == 0
