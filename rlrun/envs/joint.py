@@ -170,6 +170,7 @@ class JointEnv:
             np.array(one.is_first.reshape(shape).all(1)),
             {name: _mean(value.reshape(shape)) for name, value in one.info.items()},
             None if one.decided is None else one.decided.reshape(shape),
+            one.failed,  # by the number of the environment, which is also that of its column
         )
 
     def close(self) -> None:

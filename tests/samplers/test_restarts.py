@@ -10,6 +10,7 @@ import torch
 from counting import LENGTH
 from test_samplers import counting
 from wired import Wired
+from zoo import CountingAgents
 
 from rlrun.core.errors import EnvError, RunFailed
 from rlrun.core.restarts import PROCESS_REPEATS, Repeated, Restarts
@@ -184,3 +185,27 @@ def test_faults_of_agents_and_of_resets(typed):
     steps = sum(header.env_steps for header, _ in taken)
     episodes = sum(len(header.episodes) for header, _ in taken)
     assert np.isclose(episodes, steps / LENGTH, atol=4), "every finished episode is counted"
+
+
+class FailsInItsSecondEpisode(CountingAgents):
+    def step(self, actions):
+        if self.episode == 1 and self.now == 3:
+            raise RuntimeError("told to fail")
+        return super().step(actions)
+
+
+def test_an_episode_of_agents_in_one_column_that_breaks_off_does_not_count(typed):
+    """Every second episode breaks off after 3 steps: it is noted as a failure, and only whole episodes are counted."""
+    words = ["resources.inference=serial", "resources.device=cpu", "resources.restarts=100", "algo.num_envs=2", "logger=[]"]
+    words += ["algo.fragment_length=44", "algo.sequence_length=22", "algo.sequence_stride=22", "model/memory=gru"]
+    wiring = Wired(typed("algo=vdn", f"env={__name__}:FailsInItsSecondEpisode", *words))
+    sampler = wiring.sampler(0)
+    try:
+        sampler.publish(wiring.policy_factory(acting=True)(), Clock())
+        header = sampler.take(1)[0].header  # 4 times 6 rows, a reset, 3 rows and the step that fails
+    finally:
+        sampler.close()
+    assert len(header.failures) == 8 and all(one.broken_off for one in header.failures)
+    assert all("failed in step 4" in one.sentence and "told to fail" in one.sentence for one in header.failures)
+    assert header.env_steps == 2 * 4 * (6 + 3)
+    assert [(one.length, one.ret) for one in header.episodes] == [(6, 1445.0)] * 8
