@@ -128,6 +128,11 @@ class Box:
         return bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
 
     @property
+    def whole(self) -> bool:
+        """Whether the numbers are whole."""
+        return np.dtype(self.dtype).kind in "iub"
+
+    @property
     def size(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64))
 
@@ -143,22 +148,30 @@ class Box:
 
     def to_env(self, action: np.ndarray) -> np.ndarray:
         """[B, ...] actions of rows -> the env's. If the box is bounded, actions are clipped to [-1, 1], which is
-        stretched over the box. If any bound is missing, actions are in the env's own units and clipped to the bounds
-        that exist. Raises ValueError for numbers that are not finite."""
+        stretched over the box; where numbers are whole, each of them gets an equal part of [-1, 1]. If any bound is
+        missing, actions are in the env's own units, rounded where numbers are whole, and clipped to the bounds that
+        exist. Raises ValueError for numbers that are not finite."""
         if not np.isfinite(action).all():
             raise ValueError("a non-finite action: has the policy's output become NaN?")
         low = np.asarray(self.low, dtype=np.float64).reshape(self.shape)
         high = np.asarray(self.high, dtype=np.float64).reshape(self.shape)
         if not self.bounded:
-            return np.clip(action, low, high).astype(self.dtype)
+            clipped = np.clip(action, low, high)
+            return (np.rint(clipped) if self.whole else clipped).astype(self.dtype)
+        if self.whole:
+            share = (np.clip(action.astype(np.float64), -1.0, 1.0) + 1.0) * 0.5
+            return np.minimum(low + np.floor(share * (high - low + 1.0)), high).astype(self.dtype)
         return (low + (np.clip(action, -1.0, 1.0) + 1.0) * 0.5 * (high - low)).astype(self.dtype)
 
     def from_env(self, action: np.ndarray) -> np.ndarray:
-        """The inverse of to_env for actions inside the box."""
+        """The inverse of to_env for actions inside the box. A whole number becomes the middle of its part of
+        [-1, 1]."""
         if not self.bounded:
             return action.astype(np.float32)
         low = np.asarray(self.low, dtype=np.float64).reshape(self.shape)
         high = np.asarray(self.high, dtype=np.float64).reshape(self.shape)
+        if self.whole:
+            return (2.0 * (action - low + 0.5) / (high - low + 1.0) - 1.0).astype(np.float32)
         return (2.0 * (action - low) / (high - low) - 1.0).astype(np.float32)
 
     def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:

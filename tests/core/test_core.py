@@ -146,6 +146,26 @@ def test_actions_outside_the_space_are_refused():
     assert Discrete(n=3, start=5).to_env(np.array([0, 2])).tolist() == [5, 7]
 
 
+@pytest.mark.parametrize(
+    "dtype, low, high", [("int32", -1, 1), ("uint8", 0, 255), ("bool", 0, 1), ("int16", -32768, 32767), ("int64", 5, 12)]
+)
+def test_every_whole_number_of_a_box_is_as_likely_as_the_others(dtype, low, high):
+    """Each has an equal part of [-1, 1], from whose middle it comes back."""
+    box = Box(shape=(1,), dtype=dtype, low=(float(low),), high=(float(high),))
+    numbers = np.arange(low, high + 1)[:, None]
+    parts = 4 * len(numbers)
+    even = (2.0 * np.arange(parts)[:, None] + 1.0) / parts - 1.0
+    taken = box.to_env(even)
+    assert taken.dtype == dtype and (taken == numbers.repeat(4, 0)).all()
+    assert (box.to_env(box.from_env(numbers)) == numbers).all()
+    assert box.to_env(np.array([[-9.0], [-1.0], [1.0], [9.0]], np.float32)).tolist() == [[low], [low], [high], [high]]
+
+
+def test_whole_numbers_without_a_bound_are_rounded():
+    box = Box(shape=(1,), dtype="int32", low=(-2.0,), high=(math.inf,))
+    assert box.to_env(np.array([[-7.0], [-0.9], [0.6], [7.4]])).tolist() == [[-2], [-1], [1], [7]]
+
+
 def adam(parameters, lr=0.1, bound=1.0):
     return Optimizer(parameters, optimizer_config(), Schedule.parse(lr), bound)
 
