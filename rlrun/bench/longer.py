@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlrun.bench.results import CurveRow, Key, from_run, rows_of
+from rlrun.bench.results import CurveRow, Key, first_reach, from_run, rows_of
 from rlrun.bench.tables import Table, Wanted
 from rlrun.core.errors import UserError
 from rlrun.experiments.jobs import summary_of
@@ -33,10 +33,11 @@ def may_contain_others(table: Table) -> bool:
     return table.target_return is None and table.env_steps is not None
 
 
-def cut(rows: Sequence[CurveRow], table: Table) -> Sequence[CurveRow] | None:
-    """The rows up to a table's end: its env steps, its seconds or its return. None where the rows end before that."""
+def cut(rows: Sequence[CurveRow], table: Table, window: int) -> Sequence[CurveRow] | None:
+    """The rows up to a table's end: its env steps, its seconds or its return, which is a mean of `window` games. None
+    where the rows end before that."""
     if table.target_return is not None:
-        reached = next((at for at, row in enumerate(rows) if row.return_mean >= table.target_return), None)
+        reached = first_reach(rows, table.target_return, window)
         if reached is not None:
             return rows[: reached + 1]
     limit = table.env_steps if table.env_steps is not None else table.wall_sec
@@ -63,7 +64,7 @@ def from_longer(
             before = SavedRun(run_dir).options
             if any(before.get(name) != options[name] for name in science_of(options) if name != "env_steps"):
                 continue
-            part = cut(rows_of(run_dir), wanted.table)
+            part = cut(rows_of(run_dir), wanted.table, before.get("episode_window", 100))
             if part:
                 return from_run(key, wanted, run_dir, part), run_dir
         except UserError:  # it says why when the table of that run is asked for

@@ -101,16 +101,21 @@ class CurveRow(NamedTuple):
     env_steps: int
     wall_sec: float
     return_mean: float  # of the last 100 games
-    episodes: int | None
+    episodes: int  # all that have ended; 0 where the run did not log them
 
 
 def rows_of(run_dir: Path) -> list[CurveRow]:
     """The rows of a run's progress.jsonl that have a return."""
     return [
-        CurveRow(row["env_steps"], row["time_sec"], row["sample/return_mean"], row.get("sample/episodes"))
+        CurveRow(row["env_steps"], row["time_sec"], row["sample/return_mean"], row.get("sample/episodes", 0))
         for row in read_rows(run_dir / "progress.jsonl")
         if row.get("sample/return_mean") is not None
     ]
+
+
+def first_reach(rows: Sequence[CurveRow], target: float, window: int) -> int | None:
+    """The index of the first row whose mean return is that of `window` games and reached the target; None without."""
+    return next((at for at, row in enumerate(rows) if row.episodes >= window and row.return_mean >= target), None)
 
 
 def curve_of(rows: Sequence[CurveRow]) -> list[list[float]]:
@@ -142,12 +147,18 @@ def from_run(key: Key, wanted: Wanted, run_dir: Path, part: Sequence[CurveRow] |
             f"{run_dir} used another protocol than {wanted.table.name}: {other} is {made.get(other)!r}, not"
             f" {asked[other]!r}"
         )
-    curve = curve_of(rows_of(run_dir) if part is None else part)
+    rows = rows_of(run_dir) if part is None else part
     score = summary["return_mean"]
     target = wanted.table.target_return
     if target is not None:
-        score = next((seconds for _, seconds, mean in curve if mean >= target), None)
-        if score is None and summary["return_mean"] is not None and summary["return_mean"] >= target:
+        reached = first_reach(rows, target, config.get("episode_window", 100))
+        score = None if reached is None else round(rows[reached].wall_sec, 1)
+        if (
+            score is None
+            and summary["episodes"] >= config.get("episode_window", 100)
+            and summary["return_mean"] is not None
+            and summary["return_mean"] >= target
+        ):
             score = summary["wall_sec"]  # the target was reached after the last row, when the run ended
     return {
         "format": FORMAT,
@@ -166,7 +177,7 @@ def from_run(key: Key, wanted: Wanted, run_dir: Path, part: Sequence[CurveRow] |
         "started": summary["started"],
         "resources": summary["resources"],
         "curve_columns": ["env_steps", "wall_sec", "return_mean"],
-        "curve": thinned(curve),
+        "curve": thinned(curve_of(rows)),
     }
 
 

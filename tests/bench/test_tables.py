@@ -77,7 +77,13 @@ def run_dir(folder, config, rows_, **other):
 
 
 ROWS = [
-    {"env_steps": n * 1000, "time_sec": n * 2.0, "sample/return_mean": None if n == 0 else float(n)} for n in range(501)
+    {
+        "env_steps": n * 1000,
+        "time_sec": n * 2.0,
+        "sample/return_mean": None if n == 0 else float(n),
+        "sample/episodes": n * 10,
+    }
+    for n in range(501)
 ]
 
 
@@ -156,6 +162,9 @@ def test_seconds_until_a_target(tmp_path):
     key = key_of(one, 1, 1.0)
     values = from_run(key, one, run_dir(tmp_path / "run", config_of(one), ROWS, status="STOPPED"))
     assert values["score"] == 36.0  # seconds at the row where the mean is 18
+    lucky = [ROWS[1] | {"sample/return_mean": 21.0, "sample/episodes": 1}, *ROWS[2:]]
+    values = from_run(key, one, run_dir(tmp_path / "lucky", config_of(one), lucky, status="STOPPED"))
+    assert values["score"] == 36.0, "the mean of one game is not that of the last 100"
     short = from_run(key, one, run_dir(tmp_path / "short", config_of(one), ROWS[:10], return_mean=9.0))
     assert short["score"] is None
     write(tmp_path, key, short)
@@ -331,11 +340,13 @@ def test_drawing_alone_makes_the_folder_of_runs_and_logs_the_tables(tmp_path):
 def test_the_cut_of_a_longer_run():
     rows_ = [CurveRow(n * 1000, n * 2.0, float(n), n) for n in range(1, 501)]
     hour, whole, target = (load(name) for name in ("a2c_1h", "a2c_10m", "impala_pong"))
-    assert cut(rows_, hour) is None and cut(rows_, whole) is None, "it ends before the hour and before 10M env steps"
+    rows_[0] = rows_[0]._replace(return_mean=30.0)  # of a single game
+    assert cut(rows_, hour, 10) is None and cut(rows_, whole, 10) is None, "it ends before the hour and before 10M env steps"
     longer = [row._replace(env_steps=row.env_steps * 30, wall_sec=row.wall_sec * 10) for row in rows_]
-    assert cut(longer, hour)[-1].wall_sec == 3600 and cut(longer, whole)[-1].env_steps == 9_990_000
-    assert cut(rows_, target)[-1].return_mean == 18
-    assert cut(rows_[:10], target) is None and len(cut([*rows_[:10], CurveRow(5_000_001, 9.0, 1.0, 9)], target)) == 10
+    assert cut(longer, hour, 10)[-1].wall_sec == 3600 and cut(longer, whole, 10)[-1].env_steps == 9_990_000
+    assert cut(rows_, target, 10)[-1].return_mean == 18
+    assert cut(rows_[:10], target, 10) is None
+    assert len(cut([*rows_[:10], CurveRow(5_000_001, 9.0, 1.0, 9)], target, 10)) == 10
 
 
 def test_a_cell_that_another_run_contains_is_not_run(tmp_path, capsys):
