@@ -1,7 +1,9 @@
 """MLflow's stores and experiments. loggers/mirror.py sends a run there, and loggers/mirroring.py does so during a run.
 
 The default store is one sqlite file in the runs' root. A lock guards its creation, because two processes that create it
-at the same time would break it.
+at the same time would break it. A new store is made under another name and gets its own when it is complete, because
+MLflow makes it in hundreds of steps, and a process that ended between two of them would leave a store that no run could
+use.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from rlrun.core.errors import UserError
 from rlrun.core.passwords import masked, whole
 
 LOCK_SEC = 300.0  # on a busy machine, another run may take a minute to create the store
+BESIDE = ("-journal", "-wal", "-shm")  # ends of the names of the files that SQLite keeps beside a store
 STATUS = {"COMPLETED": "FINISHED", "STOPPED": "FINISHED", "INTERRUPTED": "KILLED", "FAILED": "FAILED"}
 
 
@@ -30,13 +33,14 @@ def available() -> bool:
     return importlib.util.find_spec("mlflow") is not None
 
 
-def _client(uri: str):
+def _set_up(uri: str) -> None:
+    """Imports MLflow, and makes it quiet and quick to give up."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     # With the default number of retries, a dead server blocks for over a minute.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "5")
     os.environ.setdefault("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
-    from mlflow import MlflowClient
+    import mlflow  # noqa: F401
 
     for name in ("mlflow", "mlflow.store.db.utils", "alembic"):  # comes after the import, which sets the loggers up
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -47,11 +51,46 @@ def _client(uri: str):
         from mlflow.store.db import utils
 
         utils.MAX_RETRY_COUNT = 1
+
+
+def _client(uri: str):
+    _set_up(uri)
+    from mlflow import MlflowClient
+
     return MlflowClient(tracking_uri=uri)
 
 
 def store_uri(root: Path) -> str:
     return f"sqlite:///{(root / 'mlflow.db').resolve()}"
+
+
+def _sqlite_file(uri: str) -> Path | None:
+    """The file of an SQLite store, or None if the store is something else, is in memory or is opened with options."""
+    name = uri.removeprefix("sqlite:///")
+    return None if name in (uri, "", ":memory:") or name.startswith("file:") or "?" in name else Path(name)
+
+
+def _create(file: Path) -> None:
+    """Creates an SQLite store, whole or not at all, unless the file is there. The caller holds the lock."""
+    if file.exists():
+        return
+    _set_up(f"sqlite:///{file}")
+    from mlflow.store.tracking import DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    beginning = f".{file.name}.new-"
+    for rest in file.parent.iterdir():
+        if rest.name.startswith(beginning):
+            rest.unlink()  # an attempt that failed, or whose process ended early, has left it
+    new = file.with_name(f"{beginning}{time.time_ns():x}")  # MLflow keeps what it knows of a store under its name
+    store = SqlAlchemyStore(f"sqlite:///{new.absolute()}", DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH)
+    store.engine.dispose()  # closes the file, so that its journal is gone too
+    if file.exists():  # somebody who does not know the lock has made it
+        new.unlink()
+        return
+    for end in BESIDE:
+        file.with_name(file.name + end).unlink(missing_ok=True)  # SQLite would take them for a part of the new store
+    os.replace(new, file)
 
 
 @contextmanager
@@ -73,8 +112,12 @@ def _creation_lock(root: Path) -> Iterator[None]:
 
 def open_experiment(uri: str | None, root: Path, experiment: str) -> tuple[Any, str]:
     """A client and the id of the experiment, which is created if it is new. uri None means the store in root."""
-    with _creation_lock(root):
-        client = _client(uri or store_uri(root))
+    address = uri or store_uri(root)
+    file = _sqlite_file(address)
+    with _creation_lock(root if file is None else file.parent):
+        if file is not None:
+            _create(file)
+        client = _client(address)
         found = client.get_experiment_by_name(experiment)
         artifacts = None if uri else (root / "mlartifacts").resolve().as_uri()
         return client, found.experiment_id if found else client.create_experiment(

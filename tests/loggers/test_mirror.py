@@ -15,7 +15,7 @@ import rlrun
 from rlrun.cli import _dispatch
 from rlrun.core.errors import UserError
 from rlrun.loggers.mirror import Mirror, MlflowPlace
-from rlrun.loggers.mlflow import available
+from rlrun.loggers.mlflow import available, open_experiment
 
 pytestmark = pytest.mark.skipif(not available(), reason="mlflow is not installed")
 QUICK = {"resources": "debug", "model": {"hidden": (8,)}, "log_every_steps": 20}
@@ -149,6 +149,34 @@ def test_an_end_without_mlflow_is_one_sentence_after_a_short_wait(tmp_path, hast
     (tmp_path / "nowhere").unlink()
     assert _dispatch(["sync", str(path)]) == 0
     assert history(uri, only_run(uri)) == rows_of(path)
+
+
+ENDS_EARLY = """
+import os, sys
+from pathlib import Path
+from sqlalchemy import Engine, event
+from rlrun.loggers.mlflow import open_experiment
+
+@event.listens_for(Engine, "after_cursor_execute")
+def end(connection, cursor, statement, *_):
+    if "ADD COLUMN routing_strategy" in statement:
+        os._exit(7)
+
+open_experiment(None, Path(sys.argv[1]), "rlrun")
+"""
+
+
+def test_a_process_that_ends_while_it_creates_the_store_leaves_none_and_a_store_stays_as_it_is(tmp_path):
+    """The next run creates the store anew, although the first one has left half of a store and its journal behind."""
+    assert subprocess.run([sys.executable, "-c", ENDS_EARLY, str(tmp_path)], timeout=240).returncode == 7
+    store = tmp_path / "mlflow.db"
+    assert not store.exists()
+    (tmp_path / "mlflow.db-journal").write_bytes(b"the rest of a store that was deleted")
+    _, number = open_experiment(None, tmp_path, "rlrun")
+    assert {path.name for path in tmp_path.iterdir()} == {"mlflow.db", ".mlflow.lock"}
+    before = store.read_bytes(), store.stat().st_ino
+    assert open_experiment(None, tmp_path, "rlrun")[1] == open_experiment(f"sqlite:///{store}", tmp_path, "rlrun")[1] == number
+    assert (store.read_bytes(), store.stat().st_ino) == before
 
 
 def test_rows_are_read_in_pieces_and_half_a_row_is_left_for_later(tmp_path, monkeypatch):
