@@ -143,11 +143,13 @@ def to_env(space: Space, action: Tensor | Batch, name: str = "action") -> Tensor
     if isinstance(space, MultiBinary):
         return {name: action.to(torch.int8)}
     assert isinstance(space, Box)
-    kind = getattr(torch, space.dtype)
-    if not space.bounded:
-        return {name: action.to(kind)}
     low, high = (torch.tensor(bound, dtype=torch.float64).reshape(space.shape) for bound in (space.low, space.high))
-    return {name: (low + (action.double().clamp(-1.0, 1.0) + 1.0) * 0.5 * (high - low)).to(kind)}
+    action = action.double()
+    if space.bounded:
+        action = low + (action.clamp(-1.0, 1.0) + 1.0) * 0.5 * (high - low)
+    else:
+        action = action.clamp(low, high)  # to the bounds that exist
+    return {name: action.to(getattr(torch, space.dtype))}
 
 
 class Exported(nn.Module):

@@ -4,8 +4,11 @@ every kind of action."""
 import json
 from pathlib import Path
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box
 from wired import Wired
 
 import rlrun
@@ -60,6 +63,32 @@ def test_the_exported_program_plays_the_same_game(case, typed):
     trained = made(typed, *CASES[case])
     exported = program(trained).module()
     assert parity(trained, exported, 12) <= 1e-5
+
+
+class HalfBounded(gymnasium.Env):
+    """Some of its numbers have no bound on one side. It shows random numbers, and takes only what lies inside."""
+
+    observation_space = Box(-9, 9, (3,))
+    action_space = Box(np.array([0, -np.inf, -0.1, -np.inf], np.float32), np.array([np.inf, 0, 0.1, np.inf], np.float32))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.np_random.normal(size=3).astype(np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        return self.np_random.normal(size=3).astype(np.float32), 0.0, False, False, {}
+
+
+gymnasium.register("tests/HalfBounded-v0", HalfBounded)
+
+
+def test_actions_are_clipped_to_the_bounds_that_exist(typed):
+    trained = made(typed, "algo=ppo", "env=tests/HalfBounded-v0")
+    game = observed(trained, 12)
+    actions = torch.cat([action["action"] for _, action in game])
+    assert (actions[:, :2] == 0).any(0).all() and (actions[:, 2].abs() == 0.1).any(), "some must have been clipped"
+    assert parity(trained, program(trained).module(), game=game) <= 1e-5
 
 
 @pytest.mark.parametrize("case", ["values", "lstm", "filtered_torques"])
