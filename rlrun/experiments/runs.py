@@ -27,7 +27,6 @@ SAME = (
     "log_every_",
     "episode_window",
     "callbacks",
-    "init",
     "stop.",
     "resources.",
 )
@@ -118,7 +117,8 @@ def last_games(runs: Sequence[SavedRun]) -> str:
 
 
 def science(run: SavedRun) -> dict[str, Any]:
-    return science_of(run.options)
+    """The options that decide what a run learns. A run from before there was init= began with random weights."""
+    return {"init": None} | science_of(run.options)
 
 
 def differing(runs: Sequence[SavedRun]) -> list[str]:

@@ -51,6 +51,23 @@ def test_runs_that_differ_in_their_seed_alone_are_one_group(runs):
     assert groups(same) == [("pg on CartPole-v1", same)] and differing(same) == []
 
 
+def test_a_run_that_begins_with_given_weights_is_no_seed_of_one_that_does_not(runs):
+    from rlrun.bench.reproduce import same_options
+    from rlrun.experiments.jobs import TrainingJob
+
+    warm = saved(runs / "warm", *BASE, "seed=3", "init=a_run")
+    older = json.loads((runs / "pg-2" / "config.yaml").read_text())
+    del older["init"]  # the run is older than the option
+    (runs / "pg-2" / "config.yaml").write_text(json.dumps(older))
+    every = find([str(runs / "pg-1"), str(runs / "pg-2"), str(warm)])
+    assert {label: len(members) for label, members in groups(every)} == {"init=None": 2, "init=a_run": 1}
+    assert telling(every) == ["init"] and differing(every[:2]) == []
+    cells = [TrainingJob(name="", words=("tuned=a",), run_dir=run.path, log=runs / "log") for run in every]
+    same_options(cells[0], compose(*BASE)), same_options(cells[1], compose(*BASE))
+    with pytest.raises(UserError, match="was run with init=a_run, and tuned=a has None now"):
+        same_options(cells[2], compose(*BASE))
+
+
 def test_places_are_runs_sweeps_or_folders(runs, tmp_path):
     (tmp_path / "sweep.json").write_text(json.dumps({"jobs": [{"name": "all/pg-1"}, {"name": "not-begun"}]}))
     assert [run.path.name for run in find([str(tmp_path)])] == ["pg-1"]
