@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, NamedTuple
 
-from rlrun.core.conditions import TRAVELLING, OnlyFor
+from rlrun.core.conditions import AHEAD, TRAVELLING, OnlyFor, OnlyWith
 from rlrun.core.errors import UserError
 from rlrun.core.ranges import Count, NotNegative, Positive
 
@@ -27,11 +27,11 @@ class RayConfig:
     samplers_per_node: Literal["auto"] | Annotated[int, Count]
     simulate: Annotated[int, NotNegative]
     lost: Literal["take_over", "leave_out", "end"]
-    calls_ahead: Annotated[int, Count, OnlyFor(TRAVELLING)]
+    calls_ahead: Annotated[int, Count, OnlyFor(AHEAD)]
     compress: Annotated[bool, OnlyFor(TRAVELLING)]
-    store_mb: Annotated[int, Count]
+    store_mb: Annotated[int, Count, OnlyWith("address", None)]
     join_sec: Annotated[float, Positive]
-    allow_open: bool
+    allow_open: Annotated[bool, OnlyWith("address")]
 
     def __post_init__(self):
         if self.address is not None and self.simulate:

@@ -108,6 +108,11 @@ def _learnt_values(plan: Plan) -> bool:
     return all(getattr(_core(plan), name, True) for name in ("use_critic", "baseline"))
 
 
+def _rows_travel(plan: Plan) -> bool:
+    """Whether rows come from other machines: with several learners they stay, and evolution sends returns only."""
+    return not plan.resources.learner_nodes and plan.needs.population is None
+
+
 KINDS: dict[str, Callable[[Plan], bool]] = {
     conditions.CONTINUOUS: lambda plan: any(isinstance(part, Box) for _, part in leaves(plan.spec.action)),
     conditions.CHOICES: lambda plan: any(
@@ -129,7 +134,8 @@ KINDS: dict[str, Callable[[Plan], bool]] = {
     conditions.SAMPLERS: lambda plan: plan.resources.inference != "serial",
     conditions.SEVERAL_ENVS: lambda plan: plan.resources.num_envs > 1,
     conditions.LEARNERS: lambda plan: plan.resources.num_learners > 1,
-    conditions.TRAVELLING: lambda plan: not plan.resources.learner_nodes,
+    conditions.TRAVELLING: _rows_travel,
+    conditions.AHEAD: lambda plan: _rows_travel(plan) and not plan.config.runner.synchronous,
     conditions.REWARDS: _rewards,
     conditions.LEARNT_VALUES: _learnt_values,
     conditions.SLATES: lambda plan: isinstance(plan.spec.action, MultiDiscrete),
