@@ -174,9 +174,13 @@ class Trained:
         if given.dtype != np.uint8:
             raise ValueError(f"an observation of {self.spec.name} is uint8, 0 to 255, not {given.dtype}")
         shape = self.spec.observation.field.shape  # type: ignore[union-attr]
+        if self._first is not None and self._first.all():
+            self.screens.reset()
         if given.ndim in (3, 4) and given.shape[-1] == 3 and given.shape[-len(shape) :] != shape:
             if given.ndim == 4 and len(given) != 2:
                 raise ValueError(f"raw screens are [H, W, 3] or [2, H, W, 3], not {given.shape}")
+            if self._first is not None and len(self._first) != 1:
+                raise ValueError(f"a raw screen is of one game, and reset() was told of {len(self._first)}")
             return self.screens.push(given)
         return given
 

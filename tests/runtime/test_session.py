@@ -737,6 +737,15 @@ def test_a_loaded_atari_policy_takes_raw_screens(tmp_path):
     stacked = trained.screens.frames.copy()
     trained.reset()
     assert action == trained.act(stacked) and stacked.std(axis=(1, 2)).min() > 0
+    trained.reset()
+    for begins, held in ((True, 1), (False, 2), (True, 1), (False, 2), (False, 3)):
+        trained.reset(np.array([begins]))
+        trained.act(screens[held])
+        assert trained.screens.frames.any(axis=(1, 2)).tolist() == [False] * (4 - held) + [True] * held
+    trained.reset(np.array([True, False]))
+    with pytest.raises(ValueError, match="a raw screen is of one game, and reset\\(\\) was told of 2"):
+        trained.act(screens[0])
+    assert trained.act(np.stack([stacked, stacked])).shape == (2,), "two games whose frames were stacked elsewhere"
     with pytest.raises(ValueError, match="not float32"):
         trained.act(stacked.astype(np.float32) / 255)
 
