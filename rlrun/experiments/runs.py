@@ -64,12 +64,15 @@ class SavedRun:
         return f"{self.config['algo']['name']} on {self.config['env']['name']}"
 
     def series(self, metric: str, against: str = "env_steps") -> tuple[list[float], list[float]]:
-        """x and y of all rows that have the metric."""
-        points = [
-            (row[against], row[metric])
+        """x and y of all rows that have the metric.
+
+        The env steps of an evaluation are those of the weights that were evaluated, which may be older than the row."""
+        judged = metric.startswith("eval/") and against == "env_steps"
+        found = [
+            (row.get("eval/env_steps", row["env_steps"]) if judged else row.get(against), row.get(metric))
             for row in self.rows
-            if isinstance(row.get(metric), int | float) and isinstance(row.get(against), int | float)
         ]
+        points = [(x, y) for x, y in found if isinstance(x, int | float) and isinstance(y, int | float)]
         return [x for x, _ in points], [y for _, y in points]
 
 

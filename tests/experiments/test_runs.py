@@ -68,6 +68,23 @@ def test_a_run_that_begins_with_given_weights_is_no_seed_of_one_that_does_not(ru
         same_options(cells[2], compose(*BASE))
 
 
+def with_evaluations(folder, evaluations):
+    """Adds results of evaluations to the rows of a saved run: {number of the row: (its env steps or None, return)}."""
+    rows = [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()]
+    for number, (steps, value) in evaluations.items():
+        rows[number] |= {"eval/return_mean": value} | ({} if steps is None else {"eval/env_steps": steps})
+    (folder / "progress.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_an_evaluation_is_drawn_where_the_weights_were_that_it_evaluated(tmp_path):
+    folder = saved(tmp_path / "run", *BASE, returns=(1.0, 2.0, 3.0, 4.0))
+    (run,) = find([str(with_evaluations(folder, {0: (None, 5.0), 2: (1500, 6.0), 3: (4000, 7.0)}))])
+    assert run.series("eval/return_mean") == ([1000, 1500, 4000], [5.0, 6.0, 7.0])
+    assert run.series("eval/return_mean", "time_sec")[0] == [2.0, 6.0, 8.0]
+    assert run.series("sample/return_mean")[0] == [1000, 2000, 3000, 4000]
+
+
 def test_places_are_runs_sweeps_or_folders(runs, tmp_path):
     (tmp_path / "sweep.json").write_text(json.dumps({"jobs": [{"name": "all/pg-1"}, {"name": "not-begun"}]}))
     assert [run.path.name for run in find([str(tmp_path)])] == ["pg-1"]
