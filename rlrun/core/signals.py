@@ -11,6 +11,9 @@ from types import FrameType
 # A process whose parent dies is told so once for each of the parent's threads, a moment apart. Nobody asks twice so
 # soon.
 SAME_SEC = 1.0
+STOPPING = (
+    b"\nrlrun: the run saves and ends after this update; Ctrl-C again ends it at once, with its newest checkpoint\n"
+)
 
 
 class Signals:
@@ -43,6 +46,8 @@ class Signals:
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
         if self.stop is None:
             self.stop, self.stopped_at = signal.Signals(number), time.monotonic()
+            if number == signal.SIGINT and os.isatty(2):  # with a slow environment, an update may take minutes
+                os.write(2, STOPPING)
         elif number == signal.SIGINT or time.monotonic() - self.stopped_at > SAME_SEC:
             raise KeyboardInterrupt
 

@@ -544,3 +544,18 @@ def test_a_second_sigterm_at_once_is_the_same_one(monkeypatch):
     other._on_stop(signal.SIGINT, None)
     with pytest.raises(KeyboardInterrupt):
         other._on_stop(signal.SIGINT, None)
+
+
+def test_the_first_ctrl_c_answers_at_once_on_a_terminal(monkeypatch):
+    """An update of a slow environment takes minutes, in which the run would seem to have heard nothing."""
+    from rlrun.core import signals
+
+    said, terminal = [], [True]
+    monkeypatch.setattr(signals.os, "isatty", lambda output: terminal[0])
+    monkeypatch.setattr(signals.os, "write", lambda output, text: said.append((output, text.decode())))
+    signals.Signals()._on_stop(signal.SIGINT, None)
+    assert [output for output, _ in said] == [2] and "ends after this update; Ctrl-C again ends it" in said[0][1]
+    signals.Signals()._on_stop(signal.SIGTERM, None)
+    terminal[0] = False
+    signals.Signals()._on_stop(signal.SIGINT, None)
+    assert len(said) == 1
