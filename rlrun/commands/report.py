@@ -120,7 +120,8 @@ def of_run(run) -> str:
     body += video_of(run)
     body += regret_of([run])
     body += games_of(run)
-    known = [name for name in FIRST if name in metrics([run]) and len(run.series(name)[0]) > 1][:DRAWN]
+    logged = metrics([run])
+    known = [name for name in FIRST if name in logged and len(run.series(name)[0]) > 1][:DRAWN]
     if known:
         body += [
             "<h2>Learning</h2>",
@@ -211,7 +212,8 @@ def imagined_of(run) -> list[str]:
             page.image(newest.suffix.removeprefix("."), newest.read_bytes(), text),
         ]
     names = [f"learn/open_loop_{part}_{steps}" for part in ("rec", "reward") for steps in STEPS]
-    known = [name for name in names if name in metrics([run]) and len(run.series(name)[0]) > 1]
+    logged = metrics([run])
+    known = [name for name in names if name in logged and len(run.series(name)[0]) > 1]
     if known:
         made.append(
             page.picture(charts.svg(charts.small_multiples([(name, *run.series(name)) for name in known], columns=4)))

@@ -176,14 +176,10 @@ def _labels(runs: Sequence[SavedRun]) -> list[str]:
 
 
 def metrics(runs: Sequence[SavedRun]) -> list[str]:
-    """The names of metrics that any of the runs logged in its last 50 rows."""
+    """The names of metrics that any of the runs logged."""
     return list(
         dict.fromkeys(
-            name
-            for run in runs
-            for row in run.rows[-50:]
-            for name in row
-            if name not in ("env_steps", "time_sec", "updates")
+            name for run in runs for row in run.rows for name in row if name not in ("env_steps", "time_sec", "updates")
         )
     )
 

@@ -85,6 +85,13 @@ def test_an_evaluation_is_drawn_where_the_weights_were_that_it_evaluated(tmp_pat
     assert run.series("sample/return_mean")[0] == [1000, 2000, 3000, 4000]
 
 
+def test_a_metric_that_is_logged_rarely_can_be_drawn(tmp_path, capsys):
+    folder = with_evaluations(saved(tmp_path / "run", *BASE, returns=range(200)), {0: (1000, 5.0)})
+    assert _dispatch(["plot", str(folder), "--metric", "eval/return_mean"]) == 0
+    assert _dispatch(["compare", str(folder), str(folder)]) == 0
+    assert re.search(r"last eval/return_mean\s+5\s+5\n", capsys.readouterr().out)
+
+
 def test_places_are_runs_sweeps_or_folders(runs, tmp_path):
     (tmp_path / "sweep.json").write_text(json.dumps({"jobs": [{"name": "all/pg-1"}, {"name": "not-begun"}]}))
     assert [run.path.name for run in find([str(tmp_path)])] == ["pg-1"]
