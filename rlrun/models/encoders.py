@@ -69,10 +69,10 @@ def flatten(space: Space, x: Tensor | Batch) -> Tensor:
     assert isinstance(x, Tensor)
     if isinstance(space, Discrete):
         return one_hot(x, space.n)
+    flat = x.flatten(1) if x.ndim > 1 else x.unsqueeze(1)  # a space of shape () has a single number
     if isinstance(space, MultiDiscrete):
-        flat = x.flatten(1)
         return torch.cat([one_hot(flat[:, i], n) for i, n in enumerate(space.sizes)], -1)
-    return x.flatten(1).float()
+    return flat.float()
 
 
 class MLP(nn.Module):

@@ -1,5 +1,6 @@
 """Every kind of space in sampling, learning, evaluation, resume and rlrun.load."""
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -94,6 +95,38 @@ def test_flattening_keeps_every_number(typed):
         expected += [float(x) for name in ("flags", "number") for x in np.atleast_1d(seen["2"][name][b])]
         np.testing.assert_allclose(flat[b].numpy(), expected, rtol=1e-6)
     env.close()
+
+
+class OneNumber(gymnasium.Env):
+    """Observes a number that has no axis, alone or in a Dict, and pays for the action that says whether it is positive."""
+
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, inside: bool = False):
+        self.number, self.inside = gymnasium.spaces.Box(-1.0, 1.0, (), np.float32), inside
+        self.observation_space = gymnasium.spaces.Dict(temperature=self.number) if inside else self.number
+
+    def show(self):
+        self.seen = self.number.sample()
+        return {"temperature": self.seen} if self.inside else self.seen
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.number.seed(seed)
+        self.steps = 0
+        return self.show(), {}
+
+    def step(self, action):
+        right, self.steps = float(action == (self.seen > 0)), self.steps + 1
+        return self.show(), right, False, self.steps == 20, {}
+
+
+@pytest.mark.parametrize("more", [["++env.kwargs.inside=true"], ["model.observation_filter=mean_std"]])
+def test_a_number_without_an_axis_can_be_observed(typed, tmp_path, more):
+    """The best return is 20; a random policy gets 10."""
+    words = [f"env={__name__}:OneNumber", "resources=debug", "env_steps=40000", "stop.return_mean=16", "episode_window=20"]
+    _, job, _ = run_wired(Wired(typed(*LEARN, *words, *more)), tmp_path)
+    assert job.status == "STOPPED", job.episodes.mean
 
 
 def autoregressive(width: int = 6):
