@@ -165,6 +165,8 @@ class Guess:
     action: tuple[tuple[int, ...], str] | None = None
     largest_obs: int = 0
     largest: np.ndarray | None = None  # the largest of every choice
+    # Why whole numbers are no choices, by what they are. It only counts if no other rows hold fractions.
+    no_choices: dict[str, str] = field(default_factory=dict)
     agents: int = 1
     policies: list[str] = field(default_factory=list)
     only_dones: bool = False
@@ -173,7 +175,7 @@ class Guess:
     rows: int = 0
 
     def see(self, rows: Chunk) -> None:
-        """Raises UserError if rows differ in kind from those before, or hold numbers that fit no space."""
+        """Raises UserError if rows differ in shape from those before, or if an agent's number is out of range."""
         self.rows += len(rows.reward)
         self.only_dones |= rows.only_dones
         self.no_next |= rows.new_obs is None
@@ -194,12 +196,12 @@ class Guess:
             top = rows.action.max(0)
             self.largest = top if self.largest is None else np.maximum(self.largest, top)
 
-    @staticmethod
-    def _check_choices(numbers: np.ndarray, what: str, where: str) -> None:
+    def _check_choices(self, numbers: np.ndarray, what: str, where: str) -> None:
         low, high = int(numbers.min()), int(numbers.max())
         if low < 0 or high > LARGEST_CHOICE:
-            raise UserError(
-                f"{where}: {what} are whole numbers {low}..{high}, which are no choices that count from 0; give env="
+            self.no_choices.setdefault(
+                what,
+                f"{where}: {what} are whole numbers {low}..{high}, which are no choices that count from 0; give env=",
             )
 
     @staticmethod
@@ -219,6 +221,9 @@ class Guess:
         """The spec of the set, and sentences about it. Raises UserError if it cannot be known."""
         if self.obs is None or self.action is None or not self.rows:
             raise UserError(f"{name} has no rows")
+        for what, (_, kind) in (("observations", self.obs), ("actions", self.action)):
+            if kind == "whole" and what in self.no_choices:
+                raise UserError(self.no_choices[what])
         observation, said = self._observation(), []
         action: Space
         shape, kind = self.action

@@ -229,6 +229,11 @@ def test_spaces_follow_from_all_files_of_a_set(tmp_path):
     assert RLlibJson(folder).facts.spec.action == Discrete(n=6)
     choices = episode(3, actions=np.array([[0, 2], [1, 0], [0, 0]]))
     assert RLlibJson(write(tmp_path / "b", line(choices))).facts.spec.action.sizes == (2, 3)
+    # Continuous actions that happen to be whole in the first lines, and actions that are whole everywhere.
+    ends, between = (episode(2, number, actions=np.array(at)) for number, at in ((1, [[-1], [1]]), (2, [[0.3], [1.0]])))
+    box = RLlibJson(write(tmp_path / "ends", line(ends), line(between))).facts.spec.action
+    assert box == Box(shape=(1,), dtype="float32", low=(-1.0,), high=(1.0,))
+    refused(write(tmp_path / "whole", line(ends)), "actions are whole numbers -1..1, which are no choices", "give env=")
     grid = episode(4)
     grid["obs"], grid["new_obs"] = np.array([0, 3, 1, 2]), np.array([3, 1, 2, 7])
     numbers = RLlibJson(write(tmp_path / "c", line(grid)))
