@@ -9,6 +9,7 @@ status from summary.json. mlflow.json in the directory remembers what has arrive
     sessions                     [[offset, seconds since 1970], ...]: where a session's rows begin, and when their
                                  time_sec was 0
     parameters                   whether they have been sent
+    names                        {name: what it is called in MLflow} of the metrics
     files                        {path: [bytes, modification time in ns]} of the artifacts that have been sent
     status                       the last status that was sent
 
@@ -21,6 +22,7 @@ from __future__ import annotations
 import getpass
 import json
 import os
+import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -32,7 +34,7 @@ from typing import Any, NamedTuple
 from rlrun.core.checkpoint import Checkpoints, write_atomically
 from rlrun.core.open_loop import FOLDER
 from rlrun.core.passwords import masked
-from rlrun.loggers.mlflow import STATUS, flatten, open_experiment, store_uri
+from rlrun.loggers.mlflow import STATUS, Names, flatten, open_experiment, store_uri
 
 MEMORY = "mlflow.json"
 METRICS, PARAMETERS = 1000, 100  # numbers that MLflow takes at a time
@@ -42,6 +44,11 @@ FIRST_METRICS = 60
 PART_BYTES = 1 << 20  # of progress.jsonl that are read at a time
 LONGEST = 6000  # characters of a parameter's value
 CHECKPOINT = ("policy.pt", "run.json", "manifest.json")  # files of a checkpoint that become artifacts
+
+
+def say(text: str) -> None:
+    """Prints a sentence about MLflow."""
+    print(f"rlrun: mlflow: {masked(text)}", file=sys.stderr, flush=True)
 
 
 class Sent(NamedTuple):
@@ -80,10 +87,11 @@ class Mirror:
         self.most = FIRST_METRICS
         self.left = False  # whether nobody waits for it any more, so that `rlrun sync` may send the rest
         self.memory = self._remembered()
+        self.renamed = False  # whether it has been said that a name is another one in MLflow
 
     def _remembered(self) -> dict[str, Any]:
         new: dict[str, Any] = {"uri": masked(self.uri), "id": uuid.uuid4().hex, "run_id": None, "experiment_id": None}
-        new |= {"offset": 0, "sessions": [], "parameters": False, "files": {}, "status": None}
+        new |= {"offset": 0, "sessions": [], "parameters": False, "names": {}, "files": {}, "status": None}
         try:
             known = json.loads((self.run_dir / MEMORY).read_text())
         except (OSError, ValueError):
@@ -199,7 +207,8 @@ class Mirror:
     def _send_parameters(self, values: Mapping[str, Any]) -> None:
         from mlflow.entities import Param
 
-        params = [Param(name, str(value)[:LONGEST]) for name, value in flatten(dict(values))]
+        names = Names({})
+        params = [Param(self._named(name, names), str(value)[:LONGEST]) for name, value in flatten(dict(values))]
         for start in range(0, len(params), PARAMETERS):
             self.client.log_batch(self.memory["run_id"], params=params[start : start + PARAMETERS])
         self.memory["parameters"] = True
@@ -211,7 +220,7 @@ class Mirror:
 
         metrics: list[Metric] = []
         sent, waiting, end = 0, 0, self.memory["offset"]
-        sessions = self._sessions()
+        sessions, names = self._sessions(), Names(self.memory["names"])
 
         def flush() -> None:
             nonlocal metrics, sent, waiting
@@ -225,7 +234,7 @@ class Mirror:
             base = next((at for begin, at in reversed(sessions) if begin < after), sessions[0][1])
             stamp = int((base + float(row.get("time_sec") or 0.0)) * 1000)
             made = [
-                Metric(name, float(value), stamp, int(row["env_steps"]))
+                Metric(self._named(name, names), float(value), stamp, int(row["env_steps"]))
                 for name, value in row.items()
                 if name != "env_steps" and isinstance(value, int | float)
             ]
@@ -238,6 +247,14 @@ class Mirror:
         if waiting:
             flush()
         return sent
+
+    def _named(self, name: str, names: Names) -> str:
+        """What a name is called in MLflow. Says it of the first that is changed."""
+        made = names[name]
+        if made != name and not self.renamed:
+            self.renamed = True
+            say(f'MLflow cannot take the name "{name}", which is "{made}" there; others like it are changed too')
+        return made
 
     def _send_metrics(self, metrics: list[Any]) -> None:
         before, self.most = self.most, FIRST_METRICS

@@ -9,15 +9,13 @@ from __future__ import annotations
 import os
 import platform
 import shlex
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlrun.core.awake import awake
-from rlrun.core.passwords import masked
-from rlrun.loggers.mirror import Mirror
+from rlrun.loggers.mirror import Mirror, say
 
 FLUSH_SEC = 10.0  # seconds between two batches
 AFTER_SEC = 3.0  # the most seconds that the first batch waits for a first row
@@ -55,7 +53,7 @@ class Mirroring:
         self.mirror.left = self.thread.is_alive()
         if self.thread.is_alive() and (missing := self.mirror.missing(self.ended)):
             path = shlex.quote(str(self.mirror.run_dir))
-            self._say(f"{missing} did not arrive in MLflow yet: rlrun sync {path} sends what is missing")
+            say(f"{missing} did not arrive in MLflow yet: rlrun sync {path} sends what is missing")
 
     def _work(self) -> None:
         self._until_a_row()
@@ -70,7 +68,7 @@ class Mirroring:
                 self._show_link()
                 if not self.away:
                     why = (str(error).splitlines() or [type(error).__name__])[0]
-                    self._say(f"{why} (the run goes on; its rows are sent when MLflow answers)")
+                    say(f"{why} (the run goes on; its rows are sent when MLflow answers)")
                 self.away, wait = True, pause
                 pause = min(2 * pause, LONGEST_RETRY_SEC)
             else:
@@ -99,13 +97,10 @@ class Mirroring:
     def _answered(self) -> None:
         self._show_link()
         if self.away:
-            self._say("it answers again, and has all rows")
+            say("it answers again, and has all rows")
 
     def _show_link(self) -> None:
         """Prints, once, where the experiment is, if the server has answered."""
         if not self.begun and self.mirror.client is not None and (link := self.mirror.link) is not None:
             self.begun = True
             print(f"  MLflow: {link}", flush=True)
-
-    def _say(self, text: str) -> None:
-        print(f"rlrun: mlflow: {masked(text)}", file=sys.stderr, flush=True)

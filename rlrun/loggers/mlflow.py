@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import platform
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from rlrun.core.passwords import masked, whole
 
 LOCK_SEC = 300.0  # on a busy machine, another run may take a minute to create the store
 BESIDE = ("-journal", "-wal", "-shm")  # ends of the names of the files that SQLite keeps beside a store
+LONGEST_NAME = 250  # characters of the name of a metric or parameter
 STATUS = {"COMPLETED": "FINISHED", "STOPPED": "FINISHED", "INTERRUPTED": "KILLED", "FAILED": "FAILED"}
 
 
@@ -123,6 +125,34 @@ def open_experiment(uri: str | None, root: Path, experiment: str) -> tuple[Any, 
         return client, found.experiment_id if found else client.create_experiment(
             experiment, artifact_location=artifacts
         )
+
+
+class Names:
+    """The names of metrics, or those of parameters, in MLflow.
+
+    MLflow refuses some names, and with one it refuses the whole batch. Such a name is changed, and no two names become
+    the same. A name stays what it has once become."""
+
+    def __init__(self, known: dict[str, str]):
+        """known: what names have become, to which new ones are added."""
+        self.known, self.taken = known, set(known.values())
+
+    def __getitem__(self, name: str) -> str:
+        if name not in self.known:
+            made, number = _accepted(name[:LONGEST_NAME]), 1
+            while made in self.taken:
+                number += 1
+                made = f"{_accepted(name[: LONGEST_NAME - 10])}_{number}"
+            self.known[name] = made
+            self.taken.add(made)
+        return self.known[name]
+
+
+def _accepted(name: str) -> str:
+    """The name with "_" in place of every character that MLflow refuses where it stands: anything but letters, digits,
+    blanks and "_.:/-", a slash at an end or behind another one, and dots with nothing else between two slashes."""
+    name = re.sub(r"[^\w .:/-]|^/|/\Z|(?<=/)/", "_", name)
+    return re.sub(r"(?<![^/])\.+(?![^/])|^\.\.", lambda dots: "_" * len(dots[0]), name) or "_"
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -179,6 +179,29 @@ def test_a_process_that_ends_while_it_creates_the_store_leaves_none_and_a_store_
     assert (store.read_bytes(), store.stat().st_ino) == before
 
 
+def test_names_that_mlflow_refuses_are_changed_and_stay_apart(tmp_path, capsys):
+    """Whatever an environment calls its numbers, all rows, the options and the status arrive. A second process goes on
+    under the same names."""
+    odd = ["speed (m/s)", "speed _m_s_", "speed [m_s]", "", "/a", "a//b", "..", "../b", "./.", "a/", "\n", "é", "x" * 251, "x" * 252]
+    values = {"algo": {"name": "pg"}, "env": {"name": "Odd", "kwargs": dict.fromkeys(odd, 1)}, "seed": 1}
+    (tmp_path / "config.yaml").write_text("")
+    place = MlflowPlace(f"sqlite:///{tmp_path / 'store.db'}", tmp_path, "rlrun")
+    found = []
+    for step, ended in ((1, None), (2, "COMPLETED")):
+        with (tmp_path / "progress.jsonl").open("a") as file:
+            row = [(name, 100 * step + number) for number, name in enumerate(odd)]
+            file.write(json.dumps({"env_steps": step, **dict(row if step == 1 else reversed(row))}) + "\n")
+        Mirror(tmp_path, place).send(values, {}, ended)
+        run = only_run(place.uri)
+        found.append(run.data.metrics)
+    assert run.info.status == "FINISHED" and len(run.data.params) == 3 + len(odd)
+    assert sorted(found[0].values()) == [100 + number for number in range(len(odd))]
+    assert found[1] == {name: value + 100 for name, value in found[0].items()}
+    assert found[0]["speed _m/s_"] == 100 and found[0]["speed _m_s_"] == 101 and found[0]["é"] == 111
+    assert {name for name in found[0] if name.startswith("speed")} == {"speed _m/s_", "speed _m_s_", "speed _m_s__2"}
+    assert capsys.readouterr().err.count("MLflow cannot take the name") == 2, "once in each process"
+
+
 def test_rows_are_read_in_pieces_and_half_a_row_is_left_for_later(tmp_path, monkeypatch):
     monkeypatch.setattr("rlrun.loggers.mirror.PART_BYTES", 7)
     mirror = Mirror(tmp_path, MlflowPlace(None, tmp_path, "rlrun"))
