@@ -83,7 +83,7 @@ class Lines:
             ("learn/entropy", "entropy"),
             ("sample/policy_lag", "policy lag"),
         ):
-            if row.get(name) is not None:
+            if row.get(name) is not None and (label != "policy lag" or row[name] > 0):
                 parts.append(f"{label} {row[name]:.2f}{' updates' * (label == 'policy lag')}")
         parts.append(duration(row["time_sec"]))
         if left(row, self.total):

@@ -272,7 +272,7 @@ def samplers_per_learner(
         else:
             count = available if available <= 2 else available - 1
         what = (
-            f" for the {spread.per_learner} columns of its batch (batch_size / fragment_length)"
+            f" for the {counted(spread.per_learner, 'column')} of its batch (batch_size / fragment_length)"
             if asked.needs.replay is None
             else f", algo.num_envs={spread.total}"
         )
@@ -301,7 +301,7 @@ def envs_per_group(
     share = spread.per_learner // (samplers * groups) if spread.shared else spread.per_learner
     if wanted == "auto":
         envs = max(count for count in range(1, share + 1) if share % count == 0 and count <= most)
-        whose = f", which fill the {spread.total} columns of the batch" if asked.needs.replay is None else ""
+        whose = f" for the {counted(spread.total, 'column')} of the batch" if asked.needs.replay is None else ""
         total = counted(envs * samplers * groups * learners, "environment")
         return Choice(envs, f"envs_per_sampler={envs}: {total} in all{whose}")
     if share % wanted:
