@@ -298,7 +298,8 @@ def not_an_environment(report: Any, name: str) -> None:
         found = getattr(import_named(module, f"env={name}"), part, None)
     except ImportError as error:
         what = f"{module} cannot be imported: {error}"
-        report.error("make", what, "run the command in the folder of your package, or install it with pip install -e .")
+        mend = "install your package with `pip install -e .`, or run rlrun in the folder that holds it"
+        report.error("make", what, mend)
         raise Stop from None
     import gymnasium
 
