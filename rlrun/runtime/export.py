@@ -20,21 +20,23 @@ from torch import Tensor
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.policy import Policy
 from rlrun.core.seeding import Seeds
-from rlrun.core.specs import Box, Nested, Space
+from rlrun.core.specs import Box, Discrete, Nested, Space
 from rlrun.envs.joint import ALIVE
 from rlrun.envs.recorded import RecordedConfig
 from rlrun.envs.registry import Factory
 from rlrun.policies.planning import SearchPolicy
-from rlrun.runtime.export_files import FORMATS, fingerprint, from_before, require, strangers
+from rlrun.runtime.export_files import FORMATS, fingerprint, from_before, opening, recipe, require, strangers
 from rlrun.runtime.exported_policy import (
     EXAMPLES,
     Exported,
     Part,
     Tensors,
+    as_shown,
     example,
     flat,
     parts_of,
     program,
+    starts_of,
     without_chance,
 )
 from rlrun.runtime.trained import Trained
@@ -44,7 +46,7 @@ TOLERANCE = 1e-5
 Game = list[tuple[Tensors, Tensors]]  # observation [B, ...] and action of every step, as the environment took it
 MEANINGS = {
     "action_mask": "1 for legal actions, else 0; agent by agent if a row holds several",
-    ALIVE: "1 for agents that take part, else 0; the observation of an agent that does not is 0",
+    ALIVE: "1 for agents that take part, else 0; an agent that does not is shown 0, or a choice's first number",
     "prev_action": "the last action; choices count from 0, bounded numbers lie in [-1, 1]; 0 where an episode begins",
     "prev_reward": "the last reward, unclipped; 0 where an episode begins",
 }
@@ -61,6 +63,20 @@ def facts_of(trained: Trained) -> dict[str, Any]:
     }
 
 
+def meanings_of(trained: Trained) -> dict[str, str]:
+    """What is said of inputs whose numbers could be taken for something else."""
+    told = dict(MEANINGS)
+    stacked = ", which also stands for what was before an episode's first observation" if trained.spec.stack > 1 else ""
+    for name, start in starts_of(trained.spec.observation).items():
+        told[name] = f"choices as the environment numbers them, from {start.tolist()} on{stacked}"
+    spaces = {agent: own.obs["observation"] for agent, own in trained.agents.items()}
+    first = {agent: space.start for agent, space in spaces.items() if isinstance(space, Discrete)}
+    if len(set(spaces.values())) > 1 and any(first.values()):  # rows of unlike agents count from 0
+        listed = ", ".join(f"{agent} from {start}" for agent, start in first.items())
+        told["observation"] = f"choices count from 0, while the environment counts those of {listed}"
+    return told
+
+
 def describe(part: Part, formats: tuple[str, ...]) -> dict[str, Any]:
     """What a user of one policy's files must know."""
     trained = part.trained
@@ -74,9 +90,9 @@ def describe(part: Part, formats: tuple[str, ...]) -> dict[str, Any]:
 
     action, _ = Exported(trained)(obs, torch.ones(EXAMPLES, dtype=torch.bool), state)
     inputs = of(obs)
-    for name in inputs:
-        if name in MEANINGS:
-            inputs[name]["meaning"] = MEANINGS[name]
+    for name, meaning in meanings_of(trained).items():
+        if name in inputs:
+            inputs[name]["meaning"] = meaning
     told: dict[str, Any] = {}
     if part.agents:
         told["agents"] = part.agents
@@ -185,55 +201,10 @@ def onnx_outputs(action: Tensors, state: Tensors) -> list[str]:
     return [*(name.replace(".", "_") for name in action), *(onnx_name("next_state", name) for name in state)]
 
 
-def opening(trained: Trained, others: list[str]) -> str:
-    """The head of README.md. others: the files in the folder that are not of this policy."""
-    how = "without a search" if isinstance(trained.policy, SearchPolicy) else "as\n`rlrun evaluate` lets it act"
-    said = f"\nThis page does not describe {', '.join(others)}, because no export of this policy wrote them.\n"
-    return f"""# The policy of {trained.run_dir.name}
-
-{trained.config.algo.name} on {trained.spec.name}, after {trained.clock.env_steps:,} env steps. It acts greedily, {how},
-and needs no rlrun. policy.json holds the same facts for programs.
-
-Observations are those of the run's environment after its preprocessing: filters and the division of pixels by 255 are
-in the policy, while resizing, grey screens, frame skip and stacks of frames (the newest last) are not. Actions are as
-the environment takes them.
-{said if others else ""}"""
-
-
-def recipe(part: Part, told: dict[str, Any]) -> str:
-    """The part of README.md about one policy's files. told: its part of policy.json."""
-    lines = ["## The files" if part.name is None else f"## The policy {part.name}", ""]
-    lines += [told["rows"] + ".", ""] if "rows" in told else []
-    lines += [f"Searches: {told['searches']}.", ""] if "searches" in told else []
-    lines += ["| goes in | shape | type | meaning |", "| --- | --- | --- | --- |"]
-    for kind in ("obs", "state"):
-        for name, one in told[kind].items():
-            meaning = one.get("meaning", "zeros at first, then what the last call returned" if kind == "state" else "")
-            lines.append(f"| {kind} {name} | {_shape(one)} | {one['dtype']} | {meaning} |")
-    lines += ["| is_first | [batch] | bool | true where an episode begins, which forgets the state |", ""]
-    lines += ["| comes out | shape | type |", "| --- | --- | --- |"]
-    lines += [f"| {name} | {_shape(one)} | {one['dtype']} |" for name, one in told["action"].items()]
-    lines += [f"| state {name} | {_shape(one)} | {one['dtype']} |" for name, one in told["state"].items()] + [""]
-    if "use" in told:
-        lines += [f"With PyTorch and `{part.file}.pt2`:", "", "```python", "import torch", *told["use"], "```", ""]
-    if "safetensors" in told:
-        lines += [f"`{part.file}.safetensors` has the weights alone, for a program that builds the network itself:", ""]
-        lines += ["```python", "import safetensors.torch", told["safetensors"], "```", ""]
-    if "onnx" in told:
-        lines += [f"With ONNX Runtime and `{part.file}.onnx`:", "", "```python", "import numpy as np, onnxruntime"]
-        lines += [*told["onnx"]["use"], "```", ""]
-        lines += [f"Inputs: {', '.join(told['onnx']['inputs'])}. Outputs: {', '.join(told['onnx']['outputs'])}.", ""]
-    return "\n".join(lines)
-
-
-def _shape(told: dict[str, Any]) -> str:
-    return f"[{', '.join(map(str, told['shape']))}]"
-
-
 def observed(trained: Trained, steps: int) -> Game:
     """Plays the first `steps` steps of a game with the run's own policy.
 
-    Returns (observation [1, ...], action as the environment took it) of every step.
+    Returns (observation [1, ...], action) of every step, both as the environment has them.
     """
     if isinstance(trained.config.env, RecordedConfig):
         return imagined(trained, steps)
@@ -259,7 +230,11 @@ def observed(trained: Trained, steps: int) -> Game:
         trained.policy_action = watched  # type: ignore[method-assign]
         for _ in range(steps):
             action = trained.act(obs, reward=reward, env=None if trained.played is None else env)
-            made.append((kept[-1], flat_action(trained.spec.action, action)))
+            seen = as_shown(trained.spec.observation, kept[-1])
+            for name, value in flat_action(trained.one.observation, obs, "observation").items():
+                # Files are given what the environment itself shows.
+                (seen[name] if trained.last is None else seen[name][:, -1]).copy_(value)
+            made.append((seen, flat_action(trained.spec.action, action)))
             obs, reward, terminated, truncated, _ = env.step(action)
             if terminated or truncated:
                 break
@@ -286,7 +261,7 @@ def observed_together(trained: Trained, steps: int) -> Game:
         rows = trained._told(to_torch(obs).clone(), env.count, reward)
         action = trained.policy_action(obs, reward=reward)
         taken = trained.spec.action.to_env(action)
-        made.append((flat(rows), flat_actions(trained.spec.action, taken)))
+        made.append((as_shown(trained.spec.observation, flat(rows)), flat_actions(trained.spec.action, taken)))
         step = env.step(action)
         obs, reward, first = step.obs, step.reward, step.is_first
     trained.reset()
@@ -307,7 +282,7 @@ def imagined(trained: Trained, steps: int) -> Game:
             obs["action_mask"] = np.ones_like(obs["action_mask"])
         rows, reward = trained._told(to_torch(obs).clone(), count, np.zeros(count)), np.zeros(count)
         taken = trained.spec.action.to_env(trained.policy_action(obs, reward=reward))
-        made.append((flat(rows), flat_actions(trained.spec.action, taken)))
+        made.append((as_shown(trained.spec.observation, flat(rows)), flat_actions(trained.spec.action, taken)))
     trained.reset()
     return made
 

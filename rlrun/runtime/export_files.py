@@ -1,4 +1,4 @@
-"""The formats in which a policy is exported, and what a folder of such files holds."""
+"""The formats in which a policy is exported, what a folder of such files holds, and the text of its README.md."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import hashlib
 import importlib.util
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from rlrun.core.errors import UserError
 from rlrun.core.installing import install_line
+from rlrun.policies.planning import SearchPolicy
 from rlrun.runtime.exported_policy import Part
+from rlrun.runtime.trained import Trained
 
 FORMATS = ("pt2", "safetensors", "onnx")
 EXTRAS = {"safetensors": "export", "onnx": "onnx"}  # what is installed for a format
@@ -68,3 +71,48 @@ def strangers(folder: Path, parts: list[Part], formats: tuple[str, ...]) -> list
 def require(name: str) -> None:
     if missing_of(name):
         raise UserError(f"{why_left_out(name)}, or choose --formats pt2")
+
+
+def opening(trained: Trained, others: list[str]) -> str:
+    """The head of README.md. others: the files in the folder that are not of this policy."""
+    how = "without a search" if isinstance(trained.policy, SearchPolicy) else "as\n`rlrun evaluate` lets it act"
+    said = f"\nThis page does not describe {', '.join(others)}, because no export of this policy wrote them.\n"
+    return f"""# The policy of {trained.run_dir.name}
+
+{trained.config.algo.name} on {trained.spec.name}, after {trained.clock.env_steps:,} env steps. It acts greedily, {how},
+and needs no rlrun. policy.json holds the same facts for programs.
+
+Observations are those of the run's environment after its preprocessing: filters and the division of pixels by 255 are
+in the policy, while resizing, grey screens, frame skip and stacks of frames (the newest last) are not. Choices
+among observations are numbered as the environment numbers them, and actions are as it takes them.
+{said if others else ""}"""
+
+
+def recipe(part: Part, told: dict[str, Any]) -> str:
+    """The part of README.md about one policy's files. told: its part of policy.json."""
+    lines = ["## The files" if part.name is None else f"## The policy {part.name}", ""]
+    lines += [told["rows"] + ".", ""] if "rows" in told else []
+    lines += [f"Searches: {told['searches']}.", ""] if "searches" in told else []
+    lines += ["| goes in | shape | type | meaning |", "| --- | --- | --- | --- |"]
+    for kind in ("obs", "state"):
+        for name, one in told[kind].items():
+            meaning = one.get("meaning", "zeros at first, then what the last call returned" if kind == "state" else "")
+            lines.append(f"| {kind} {name} | {_shape(one)} | {one['dtype']} | {meaning} |")
+    lines += ["| is_first | [batch] | bool | true where an episode begins, which forgets the state |", ""]
+    lines += ["| comes out | shape | type |", "| --- | --- | --- |"]
+    lines += [f"| {name} | {_shape(one)} | {one['dtype']} |" for name, one in told["action"].items()]
+    lines += [f"| state {name} | {_shape(one)} | {one['dtype']} |" for name, one in told["state"].items()] + [""]
+    if "use" in told:
+        lines += [f"With PyTorch and `{part.file}.pt2`:", "", "```python", "import torch", *told["use"], "```", ""]
+    if "safetensors" in told:
+        lines += [f"`{part.file}.safetensors` has the weights alone, for a program that builds the network itself:", ""]
+        lines += ["```python", "import safetensors.torch", told["safetensors"], "```", ""]
+    if "onnx" in told:
+        lines += [f"With ONNX Runtime and `{part.file}.onnx`:", "", "```python", "import numpy as np, onnxruntime"]
+        lines += [*told["onnx"]["use"], "```", ""]
+        lines += [f"Inputs: {', '.join(told['onnx']['inputs'])}. Outputs: {', '.join(told['onnx']['outputs'])}.", ""]
+    return "\n".join(lines)
+
+
+def _shape(told: dict[str, Any]) -> str:
+    return f"[{', '.join(map(str, told['shape']))}]"

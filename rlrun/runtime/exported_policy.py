@@ -5,7 +5,8 @@ The module's forward(obs, is_first, state) -> (action, state) takes and returns 
 has one. is_first is [B] bool. state is zeros for the first call and then what the last call returned; it is empty
 without memory. Actions are in the form that the environment takes. Nothing is random: noisy layers use their means, and
 eval_epsilon is 0. Filters and the division of pixels by 255 are included. Earlier preprocessing is not: an
-observation with env.stack is the stack of frames, whose newest one is last.
+observation with env.stack is the stack of frames, whose newest one is last. Choices among observations are numbered as
+the environment numbers them, from the first number of their space on.
 
 Of a run with several policies (algo=multi), each is exported by itself, and takes rows of its own agents. Of a run of
 self-play it is the newest weights, without the snapshots. A policy that learns all agents together (qmix, vdn, iql,
@@ -30,7 +31,7 @@ from rlrun.core.batch import Batch
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.games import STATE as GAME_STATE
 from rlrun.core.plugins import is_path
-from rlrun.core.specs import Box, Discrete, MultiBinary, MultiDiscrete, Nested, Space
+from rlrun.core.specs import Box, Discrete, MultiBinary, MultiDiscrete, Nested, Space, leaves
 from rlrun.envs.joint import STATE
 from rlrun.models.model import Model
 from rlrun.models.noisy import draw_noise
@@ -152,17 +153,37 @@ def to_env(space: Space, action: Tensor | Batch, name: str = "action") -> Tensor
     return {name: action.to(getattr(torch, space.dtype))}
 
 
+def starts_of(space: Space) -> Tensors:
+    """The first numbers of those choices of an observation that do not count from 0, by path."""
+    made: Tensors = {}
+    for path, part in leaves(space):
+        name = ".".join(("observation", *path))
+        if isinstance(part, Discrete) and part.start:
+            made[name] = torch.tensor(part.start)
+        elif isinstance(part, MultiDiscrete) and any(part.starts):
+            made[name] = torch.tensor(part.starts).reshape(part.shape)
+    return made
+
+
+def as_shown(space: Space, obs: Tensors) -> Tensors:
+    """Observations in the form of rows, flat by path -> as the environment numbers their choices."""
+    starts = starts_of(space)
+    return {name: value + starts[name] if name in starts else value for name, value in obs.items()}
+
+
 class Exported(nn.Module):
     """The greedy policy as a module that takes and returns tensors."""
 
     def __init__(self, trained: Trained):
         super().__init__()
         self.policy, self.action = trained.policy, trained.spec.action
+        self.starts = starts_of(trained.spec.observation)
         without_chance(self.policy)
 
     def forward(self, obs: Tensors, is_first: Tensor, state: Tensors) -> tuple[Tensors, Tensors]:
         """Described at the top of this file."""
-        action, after = self.policy.greedy(nested(obs), is_first, nested(state))
+        rows = {name: value - self.starts[name] if name in self.starts else value for name, value in obs.items()}
+        action, after = self.policy.greedy(nested(rows), is_first, nested(state))
         return to_env(self.action, action), flat(after)
 
 
@@ -178,10 +199,12 @@ def without_chance(policy: nn.Module) -> None:
 
 
 def example(trained: Trained, rows: int = EXAMPLES) -> tuple[Tensors, Tensor, Tensors]:
-    """Returns (obs, is_first, state) with the right shapes: zeros, all actions legal, at the beginning of episodes."""
+    """Returns (obs, is_first, state) with the right shapes, at the beginning of episodes: zeros, the first numbers of
+    choices, and all actions legal."""
     hidden = (GAME_STATE,) if trained.spec.agents is None else (STATE, GAME_STATE)
     seen = {name: spec for name, spec in trained.spec.obs_rows.items() if name not in hidden}
-    obs = flat(Batch({name: zeros(spec, rows) for name, spec in seen.items()}))
+    blank = flat(Batch({name: zeros(spec, rows) for name, spec in seen.items()}))
+    obs = as_shown(trained.spec.observation, blank)
     if "action_mask" in obs:
         obs["action_mask"] = torch.ones_like(obs["action_mask"])
     state = trained.policy.initial_state(rows)

@@ -8,8 +8,9 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from wired import Wired
+from zoo import CountingAgents
 
 import rlrun
 from rlrun.cli import _dispatch
@@ -17,7 +18,7 @@ from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.policy import Policy
 from rlrun.core.schedule import Clock
 from rlrun.models.noisy import NoisyLinear
-from rlrun.runtime.export import observed, parity, rows_of, write
+from rlrun.runtime.export import describe, observed, parity, rows_of, write
 from rlrun.runtime.exported_policy import Exported, example, flat, nested, parts_of, program
 from rlrun.runtime.trained import Trained
 
@@ -89,6 +90,73 @@ def test_actions_are_clipped_to_the_bounds_that_exist(typed):
     actions = torch.cat([action["action"] for _, action in game])
     assert (actions[:, :2] == 0).any(0).all() and (actions[:, 2].abs() == 0.1).any(), "some must have been clipped"
     assert parity(trained, program(trained).module(), game=game) <= 1e-5
+
+
+class Numbered(gymnasium.Env):
+    """Shows choices whose first numbers are not 0."""
+
+    observation_space = Dict(place=Discrete(9, start=3), both=MultiDiscrete([9, 9], start=[-4, 2]))
+    action_space = Discrete(5)
+
+    def reset(self, *, seed=None, options=None):
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+gymnasium.register("tests/Numbered-v0", Numbered)
+
+
+@pytest.mark.parametrize("stack", [1, 2])
+def test_choices_are_numbered_as_the_environment_shows_them(stack, typed):
+    trained = made(typed, "algo=dqn", "env=tests/Numbered-v0", f"env.stack={stack}")
+    exported = program(trained).module()
+    game = observed(trained, 12)
+    assert parity(trained, exported, game=game) <= 1e-5
+    assert len({int(action["action"]) for _, action in game}) > 1
+    env, shown = Numbered(), []
+    shown.append(env.reset(seed=1)[0])
+    shown += [env.step(0)[0] for _ in range(11)]
+    trained.reset()
+    for number, seen in enumerate(shown):
+        before = shown[number - 1] if number else {"place": 3, "both": np.array([-4, 2])}
+        given = [before, seen] if stack == 2 else [seen]
+        obs = {f"observation.{name}": torch.as_tensor(np.stack([one[name] for one in given]))[None] for name in seen}
+        obs = obs if stack == 2 else {name: value[:, 0] for name, value in obs.items()}
+        action, _ = exported(obs, torch.tensor([number == 0]), {})
+        assert action["action"].item() == trained.act(seen), "the file is given what the environment shows"
+    meaning = describe(parts_of(trained)[0][0], ("pt2",))["obs"]["observation.place"]["meaning"]
+    assert "from [3, 3] on, which also stands for" in meaning if stack == 2 else meaning.endswith("from 3 on")
+
+
+class NumberedAgents(CountingAgents):
+    """Each of three agents sees a choice; without `alike`, c has one more than the others."""
+
+    def __init__(self, alike=True):
+        super().__init__()
+        self.alike = alike
+
+    def observation_space(self, agent):
+        return Discrete(8 if self.alike or agent != "c" else 9, start=3)
+
+    def _obs(self, agents):
+        return {agent: np.int64(3 + self.now) for agent in agents}
+
+
+@pytest.mark.parametrize("algo, alike", [("iql", True), ("self_play", True), ("self_play", False)])
+def test_choices_of_agents_are_numbered_as_is_told(algo, alike, typed):
+    """Unlike spaces are padded to one that counts from 0, which is then said."""
+    trained = made(typed, f"algo={algo}", f"env={__name__}:NumberedAgents", f"++env.kwargs={{alike: {str(alike).lower()}}}")
+    (part,), _ = parts_of(trained)
+    exported = Exported(part.trained)
+    game = observed(trained, 12)
+    assert parity(part.trained, exported, game=game) <= 1e-5
+    told = describe(part, ())["obs"]["observation"]["meaning"]
+    assert "counts those of a from 3, b from 3, c from 3" in told if not alike else "as the environment numbers them" in told
+    rows = torch.cat([obs["observation"].reshape(3, 1) for obs, _ in game], 1)  # [agents, steps]
+    assert rows[1].tolist() == [step + (3 if alike else 0) for step in range(len(game))]
 
 
 @pytest.mark.parametrize("case", ["values", "lstm", "filtered_torques"])
