@@ -5,7 +5,6 @@ file contains everything that it needs."""
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -223,7 +222,7 @@ def imagined_of(run) -> list[str]:
 
 def of_many(runs, places: list[Path]) -> str:
     from rlrun.bench import page
-    from rlrun.experiments.runs import groups
+    from rlrun.experiments.runs import groups, sweep_of
 
     together = sorted(groups(runs), key=standing, reverse=True)
     never = without_run(places, {run.path.name for run in runs})
@@ -231,12 +230,8 @@ def of_many(runs, places: list[Path]) -> str:
     if never:
         body += ["<h2>Jobs that never became a run</h2>", page.table(("job", "status", "why"), never, left=(0, 1, 2))]
     body += [*curves_of(runs), *settings_table(together), *runs_table(runs), *facts(runs)]
-    sweeps = [
-        json.loads((place / "sweep.json").read_text())["command"]
-        for place in places
-        if (place / "sweep.json").is_file()
-    ]
-    lead = sweeps[0] if sweeps else f"{len(runs)} runs below {', '.join(map(str, places))}"
+    sweeps = [sweep_of(place).command for place in places if (place / "sweep.json").is_file()]
+    lead = next(filter(None, sweeps), f"{len(runs)} runs below {', '.join(map(str, places))}")
     return page.page("A sweep" if sweeps else "Several runs", lead, body, "Made by rlrun report.")
 
 
@@ -321,15 +316,14 @@ def runs_table(runs) -> list[str]:
 
 def without_run(places: list[Path], seen: set[str]) -> list[list[str]]:
     """Name, status and the reason's last line for each job that failed before it had a run directory."""
-    found = []
-    for place in places:
-        if (place / "outcomes.json").is_file():
-            for one in json.loads((place / "outcomes.json").read_text()):
-                if one.get("status") == "FAILED" and one["name"] not in seen:
-                    found.append(
-                        [one["name"], "failed", (str(one.get("reason", "")).strip().splitlines() or [""])[-1][:160]]
-                    )
-    return found
+    from rlrun.experiments.runs import failures
+
+    return [
+        [name, "failed", (reason.strip().splitlines() or [""])[-1][:160]]
+        for place in places
+        for name, reason in failures(place)
+        if name not in seen
+    ]
 
 
 def counted(members) -> str:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlrun.config.types import load_yaml
 from rlrun.core.errors import UserError, closest
@@ -87,7 +87,7 @@ def find(places: Sequence[str]) -> list[SavedRun]:
         if (path / "config.yaml").is_file():
             below = [path]
         elif (path / "sweep.json").is_file():
-            below = [path / job["name"] for job in json.loads((path / "sweep.json").read_text())["jobs"]]
+            below = [path / name for name in sweep_of(path).jobs]
         else:
             below = sorted(file.parent for file in path.rglob("config.yaml")) if path.is_dir() else []
         runs = [one for one in below if (one / "config.yaml").is_file() and (one / "progress.jsonl").is_file()]
@@ -96,6 +96,46 @@ def find(places: Sequence[str]) -> list[SavedRun]:
         for one in runs:
             found.setdefault(one.resolve(), SavedRun(one))
     return list(found.values())
+
+
+class SavedSweep(NamedTuple):
+    """What is read of a sweep.json."""
+
+    command: str  # empty if the file does not say it
+    jobs: list[str]  # their names, which are those of their run directories
+
+
+def sweep_of(folder: Path) -> SavedSweep:
+    """The sweep of this directory. UserError where rlrun cannot have written its sweep.json."""
+    said = read_json(folder / "sweep.json")
+    try:
+        made = SavedSweep(said.get("command", ""), [job["name"] for job in said["jobs"]])
+    except (AttributeError, KeyError, TypeError):
+        made = None
+    if made is None or not all(isinstance(text, str) for text in (made.command, *made.jobs)):
+        raise UserError(f"{folder / 'sweep.json'} is damaged: it does not say what the sweep's jobs are called")
+    return made
+
+
+def failures(folder: Path) -> list[tuple[str, str]]:
+    """Name and reason of the jobs of a sweep that failed. UserError where rlrun cannot have written outcomes.json."""
+    file = folder / "outcomes.json"
+    if not file.is_file():
+        return []
+    said = read_json(file)
+    if not isinstance(said, list) or not all(
+        isinstance(one, dict) and isinstance(one.get("name"), str) for one in said
+    ):
+        raise UserError(f"{file} is damaged: it does not say what the sweep's jobs are called")
+    return [(one["name"], str(one.get("reason", ""))) for one in said if one.get("status") == "FAILED"]
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds. UserError where it cannot be read."""
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} is damaged: {error}") from None
 
 
 def science_of(options: dict[str, Any]) -> dict[str, Any]:

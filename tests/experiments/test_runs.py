@@ -257,6 +257,24 @@ def test_a_job_that_never_became_a_run_is_in_the_report(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        *(("sweep.json", text) for text in ("[]", "{}", '{"jobs": 3}', '{"jobs": [1]}', '{"jobs": [{"name": 1}]}')),
+        *(("outcomes.json", text) for text in ("{}", "[1]", '[{"status": "FAILED"}]')),
+        *((file, text) for file in ("sweep.json", "outcomes.json") for text in ("", '[{"na', "[" * 100_000)),
+    ],
+)
+def test_a_damaged_file_of_a_sweep_is_a_sentence(file, text, tmp_path):
+    saved(tmp_path / "good", *BASE)
+    (tmp_path / "sweep.json").write_text(json.dumps({"command": "rlrun sweep ...", "jobs": [{"name": "good"}]}))
+    (tmp_path / file).write_text(text)
+    for command in ("report", "plot") if file == "sweep.json" else ("report",):
+        with pytest.raises(UserError, match=f"{file} is damaged: .") as caught:
+            _dispatch([command, str(tmp_path)])
+        assert "\n" not in str(caught.value)
+
+
 def test_commands_are_shown_as_one_would_type_them():
     from rlrun.commands.report import typed
 
