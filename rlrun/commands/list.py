@@ -49,11 +49,26 @@ def docstring(algo: str) -> str:
     return ast.get_docstring(ast.parse(open(f"{path}/{algo}.py").read())) or ""
 
 
+# The headings of `rlrun list envs`, by where the class of a Gymnasium environment is from.
+HEADINGS = {
+    "gymnasium.envs.classic_control": "Gymnasium: classic control",
+    "gymnasium.envs.toy_text": "Gymnasium: toy text",
+    "gymnasium.envs.box2d": "Gymnasium: Box2D",
+    "gymnasium.envs.mujoco": "Gymnasium: MuJoCo",
+    "minigrid": "MiniGrid and BabyAI",
+    "rlrun": "rlrun's own",
+    "": "other packages that register with Gymnasium",
+}
+
+
 def envs() -> None:
+    """Prints one environment a line below the heading of its family. Headings begin with #."""
     from rlrun.envs.names import (
+        AGENT_GAMES,
         ATARI,
         EXTRA,
         GONE,
+        GRIDS,
         NEEDS,
         TUPLES,
         games,
@@ -64,21 +79,55 @@ def envs() -> None:
         zoo_names,
     )
 
-    zoo = zoo_names()
+    zoo, own = zoo_names(), own_names()
+    others = {*games(), *AGENT_GAMES, *zoo, *own}
+    groups: dict[str, list[str]] = {heading: [] for heading in HEADINGS.values()}
     for name in names():
-        if name not in zoo and name not in own_names():
-            print(name)
-    for name, package in sorted(zoo.items()):
-        older = f", older releases: {GONE[name]}" if name in GONE and name not in zoo_modules() else ""
-        absent = "" if installed(package) else f", not installed: {EXTRA}"
-        print(f"{name:<32} {package}{older or absent}")
-    for begin, package in TUPLES.items():
-        print(f"{begin + '...':<32} {package}" + ("" if installed(package) else f", not installed: {EXTRA}"))
-    for name, prefix in own_names().items():
+        if name not in others:
+            module = _module(name)
+            part = next(part for part in HEADINGS if module == part or module.startswith(f"{part}." if part else ""))
+            needed = next((NEEDS[part] for part in NEEDS if module.startswith(part)), None)
+            groups[HEADINGS[part]].append(_line(name, needed and _absent(*needed)))
+    if not groups[HEADINGS["minigrid"]]:
+        module, package, extra = NEEDS["minigrid"]
+        groups[HEADINGS["minigrid"]] = [_line(f"{begin}...", _absent(module, package, extra)) for begin in GRIDS]
+    groups["rlrun's own, with several agents"] = list(AGENT_GAMES)
+    groups["Atari games"] = sorted(games()) or [f"({ATARI} installs them)"]
+    for package, heading in (("pettingzoo", "PettingZoo"), ("mpe2", "mpe2")):
+        lines = groups[heading] = []
+        for name in sorted(name for name in zoo if zoo[name] == package):
+            older = f", older releases: {GONE[name]}" if name in GONE and name not in zoo_modules() else ""
+            absent = "" if installed(package) else f", not installed: {EXTRA}"
+            lines.append(f"{name:<32} {package}{older or absent}")
+    groups["level-based foraging and the warehouse"] = [
+        f"{begin + '...':<32} {package}" + ("" if installed(package) else f", not installed: {EXTRA}")
+        for begin, package in TUPLES.items()
+    ]
+    for prefix in dict.fromkeys(own.values()):
         module, package, extra = NEEDS[prefix]
-        print(f"{name:<32} {package}" + ("" if installed(module) else f", not installed: {install_line(extra)}"))
-    if not games():
-        print(f"(Atari games: {ATARI})")
+        groups[package] = [
+            _line(name, _absent(module, package, extra) or package) for name in own if own[name] == prefix
+        ]
+    print("\n\n".join("\n".join([f"# {heading}", *lines]) for heading, lines in groups.items() if lines))
+
+
+def _module(name: str) -> str:
+    """The module that a Gymnasium environment's class is from."""
+    import gymnasium
+
+    entry = gymnasium.registry[name].entry_point
+    return entry.partition(":")[0] if isinstance(entry, str) else getattr(entry, "__module__", "")
+
+
+def _absent(module: str, package: str, extra: str) -> str:
+    """What to install for an environment, or "" where its package is there."""
+    from rlrun.envs.names import installed
+
+    return "" if installed(module) else f"{package}, not installed: {install_line(extra)}"
+
+
+def _line(name: str, told: str | None) -> str:
+    return f"{name:<32} {told}" if told else name
 
 
 def tuned() -> None:
