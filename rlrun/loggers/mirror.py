@@ -127,6 +127,11 @@ class Mirror:
         self._write()
 
     @property
+    def in_file(self) -> bool:
+        """Whether the store is a file of this machine, and no server."""
+        return self.uri.startswith("sqlite:")
+
+    @property
     def link(self) -> str | None:
         """The page that lists the experiment's runs, if MLflow is a server and has answered."""
         if not self.uri.startswith("http") or self.memory["experiment_id"] is None:

@@ -19,6 +19,7 @@ from rlrun.loggers.mirror import Mirror, say
 
 FLUSH_SEC = 10.0  # seconds between two batches
 AFTER_SEC = 3.0  # the most seconds that the first batch waits for a first row
+FILE_SEC = 60.0  # the most seconds that the end of a run waits for a store that is a file and has not failed
 FIRST_RETRY_SEC, LONGEST_RETRY_SEC = 2.0, 60.0  # pauses after a failure: the first, and the longest
 
 
@@ -43,10 +44,16 @@ class Mirroring:
         self.wake.set()
 
     def wait(self, hurried: Callable[[], bool] = lambda: False) -> None:
-        """Waits until all is sent, for wait_sec seconds at most or until hurried(), and says what is missing then."""
-        end = awake() + self.wait_sec
+        """Waits until all is sent, for wait_sec seconds at most or until hurried(), and says what is missing then.
+
+        A store that is a file is no server that may never answer: to create it takes a busy machine many seconds, and
+        a run waits for FILE_SEC as long as no attempt has failed."""
+        begun = awake()
         try:
-            while self.thread.is_alive() and awake() < end and not hurried():
+            while self.thread.is_alive() and not hurried():
+                patient = self.mirror.in_file and not self.away
+                if awake() - begun >= (max(self.wait_sec, FILE_SEC) if patient else self.wait_sec):
+                    break
                 self.thread.join(0.05)
         except KeyboardInterrupt:
             pass

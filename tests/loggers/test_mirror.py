@@ -134,6 +134,21 @@ def test_a_store_that_was_away_is_used_again_and_a_resumed_run_goes_on_there(tmp
     assert max(rows_of(path)) >= seen[-1] + 60
 
 
+@pytest.mark.parametrize(("in_file", "left"), [(True, False), (False, True)])
+def test_the_end_of_a_run_waits_longer_for_a_file_than_for_a_server(in_file, left, tmp_path, capsys):
+    """To create the store takes a busy machine longer than a run should wait for a server that may never answer."""
+    from types import SimpleNamespace
+
+    from rlrun.loggers.mirroring import Mirroring
+
+    mirror = SimpleNamespace(run_dir=tmp_path, in_file=in_file, left=False, client=None, begin_session=lambda: None)
+    mirror.send, mirror.missing = lambda *sent: time.sleep(1.0), lambda ended: "3 rows"
+    sending = Mirroring(mirror, {}, {}, wait_sec=0.2)
+    sending.close("COMPLETED")
+    sending.wait()
+    assert mirror.left == left == ("3 rows did not arrive" in capsys.readouterr().err)
+
+
 def test_an_end_without_mlflow_is_one_sentence_after_a_short_wait(tmp_path, hasty, capsys):
     path, uri = tmp_path / "run", f"sqlite:///{tmp_path / 'nowhere' / 'store.db'}"
     (tmp_path / "nowhere").write_text("")
