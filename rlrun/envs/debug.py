@@ -47,6 +47,8 @@ class Counting(gymnasium.Env):
                 time.sleep(3600)
             if self.fault == "not-finite":
                 return np.full(3, np.nan, dtype=np.float32), 0.0, False, False, {}
+            if self.fault == "too-large":
+                return np.array([1e39, -1e39, 0.0]), 0.0, False, False, {}
             if self.fault == "no-number":
                 return self._obs(), float("inf"), False, False, {}
             if self.fault == "other-shape":

@@ -67,7 +67,7 @@ def observation_spaces(space: gymnasium.Space, action: Space, name: str) -> dict
 
 
 def to_rows(spec: EnvSpec, obs: Any) -> Rows:
-    """Translates a batch of the environment's observations to those that rows hold."""
+    """Translates a batch of the environment's observations to those that rows hold, in the dtype that rows have."""
     rows = {"observation": _part(spec.observation, obs)}
     if MASK in spec.obs:
         mask = np.asarray(obs[MASK])
@@ -78,4 +78,10 @@ def to_rows(spec: EnvSpec, obs: Any) -> Rows:
 def _part(space: Space, obs: Any) -> Any:
     if isinstance(space, Nested):
         return {name: _part(part, obs[int(name)] if space.ordered else obs[name]) for name, part in space.spaces}
-    return np.asarray(obs) if isinstance(space, Box) else space.from_env(obs)
+    if not isinstance(space, Box):
+        return space.from_env(obs)
+    array = np.asarray(obs)
+    if array.dtype == space.dtype:
+        return array
+    with np.errstate(over="ignore"):  # what is too large becomes infinite, and whoever steps the environment refuses it
+        return array.astype(space.dtype)

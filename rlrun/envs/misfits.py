@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ from gymnasium import spaces
 
 from rlrun.envs.check_report import shown
 
+LARGEST = float(np.finfo(np.float32).max)  # rows hold observations in float32
 LOOKS = 100  # the first observations of an environment that are looked at while it trains
 
 
@@ -54,8 +54,8 @@ class Looker:
 
 def useless(space: gymnasium.Space) -> Callable[[Any], str | None]:
     """Returns a function that says why nothing can be learnt from an observation, or None if it can: its shape is not
-    that of the space, or it holds NaN or infinity. It takes a microsecond or two, as every step of every environment
-    needs it."""
+    that of the space, or it holds NaN, infinity, or a number that becomes infinite in float32. It takes a microsecond
+    or two, as every step of every environment needs it."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         looks = [(key, useless(part)) for key, part in parts]
@@ -68,11 +68,24 @@ def useless(space: gymnasium.Space) -> Callable[[Any], str | None]:
         array = value if isinstance(value, np.ndarray) else np.asarray(value)
         if array.shape != shape:
             return f"an observation of the shape {array.shape}, and its space is Box({list(shape)}, {space.dtype})"
-        if floats and not math.isfinite(array.sum()) and not np.isfinite(array).all():  # a sum may overflow
-            return "an observation that is not finite"
+        if floats:
+            flat = array.reshape(-1)
+            with np.errstate(all="ignore"):  # the sum may overflow where all is well
+                squares = float(flat.dot(flat))
+            if not squares < LARGEST**2:  # otherwise no number is larger than LARGEST
+                return _too_large(array)
         return None
 
     return look
+
+
+def _too_large(array: np.ndarray) -> str | None:
+    """Says what is wrong with numbers that are not finite in float32; None if they are."""
+    if not np.isfinite(array).all():
+        return "an observation that is not finite"
+    if (abs(array) > LARGEST).any():
+        return f"an observation with the number {array.flat[abs(array).argmax()]:g}, which float32 cannot hold"
+    return None
 
 
 def first_of(bad: np.ndarray) -> tuple[int, ...]:
@@ -142,6 +155,12 @@ def _in_box(space: spaces.Box, value: Any, path: str) -> Misfit | None:
         return Misfit(
             True, what, "find where it comes from, such as a division by 0, and end the episode before it", finite=False
         )
+    if array.dtype.kind == "f" and space.dtype is not None and space.dtype.kind == "f":
+        large = abs(array) > LARGEST
+        if large.any():
+            at = first_of(large)
+            what = f"{path} holds {array[at]}{index_text(at)}, and rlrun keeps observations in float32"
+            return Misfit(True, what, f"scale the observation, as float32 ends at {LARGEST:.3g}", finite=False)
     astype = f"return observation.astype(np.{space.dtype}), or change the space's dtype"
     if not listed and array.dtype != space.dtype and not np.can_cast(array.dtype, space.dtype, "same_kind"):
         return Misfit(True, f"{path} has the dtype {array.dtype}, and the space promises {space.dtype}", astype)

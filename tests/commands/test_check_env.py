@@ -238,6 +238,7 @@ BOX = spaces.Box(0, 1, (2,), np.float32)
     (BOX, [0.0, 1.0], False, "x is a list and no NumPy array"),
     (BOX, [[0.0], [1.0, 2.0]], True, "x is [[0.0], [1.0, 2.0]] (list)"),
     (BOX, np.array([0, np.nan], np.float32), True, "x holds nan at [1]"),
+    (spaces.Box(-np.inf, np.inf, (2,), np.float64), np.array([0, 1e39]), True, "x holds 1e+39 at [1], and rlrun keeps observations in float32"),
     (BOX, np.array([0, 2], np.float32), True, "x holds 2.0 at [1], and the space allows 0.0 to 1.0"),
     (BOX, None, True, "x is None"),
     (spaces.Box(0, 255, (1,), np.uint8), np.zeros(1, np.float32), True, "has the dtype float32, and the space promises uint8"),

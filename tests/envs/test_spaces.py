@@ -1,5 +1,7 @@
 """Every kind of space in sampling, learning, evaluation, resume and rlrun.load."""
 
+from dataclasses import replace
+
 import gymnasium
 import numpy as np
 import pytest
@@ -11,7 +13,10 @@ from wired import Wired
 
 from rlrun.core.batch import Batch
 from rlrun.core.errors import EnvError, UserError
-from rlrun.core.specs import Box, Discrete, MultiBinary, Nested
+from rlrun.core.seeding import Seeds
+from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, Nested
+from rlrun.envs.batched import Batched, Consequence
+from rlrun.envs.gym import GymEnv
 from rlrun.models.heads import action_head
 
 LEARN = ["algo=ppo", "logger=[]", "model.hidden=[64]", "algo.fragment_length=20", "algo.batch_size=320", "algo.minibatch_size=64", "algo.lr=3e-3",
@@ -127,6 +132,43 @@ def test_a_number_without_an_axis_can_be_observed(typed, tmp_path, more):
     words = [f"env={__name__}:OneNumber", "resources=debug", "env_steps=40000", "stop.return_mean=16", "episode_window=20"]
     _, job, _ = run_wired(Wired(typed(*LEARN, *words, *more)), tmp_path)
     assert job.status == "STOPPED", job.episodes.mean
+
+
+class Growing(Batched):
+    """Observes 10 to the power of the step, in float64."""
+
+    length = 100
+
+    def spaces(self):
+        return gymnasium.spaces.Box(-np.inf, np.inf, (1,), np.float64), gymnasium.spaces.Discrete(2)
+
+    def begin(self, new):
+        pass
+
+    def observe(self):
+        return 10.0 ** self.steps[:, None]
+
+    def act(self, action, live):
+        return Consequence(np.ones(len(live)), ~live, {})
+
+
+@pytest.mark.filterwarnings("error:overflow")
+def test_numbers_are_checked_as_rows_hold_them(typed):
+    """What float32 cannot hold ends a run of environments that step many episodes at once, too, and NumPy warns of nothing."""
+    gymnasium.register("tests/Growing-v0", vector_entry_point=Growing, entry_point=lambda: None)
+    try:
+        cfg = typed("algo=ppo", "env=CartPole-v1").env
+        cfg = replace(cfg, name="tests/Growing-v0")
+        spec = EnvSpec(name=cfg.name, obs={"observation": Box(shape=(1,), dtype="float32", low=(-np.inf,), high=(np.inf,))}, action=Discrete(n=2))
+        env = GymEnv(cfg, spec, Seeds(0), "env", 0, 2)
+        assert env.reset(0)["observation"].dtype == np.float32
+        for power in range(1, 39):
+            assert env.step(np.zeros(2, dtype=np.int64)).obs["observation"][0, 0] == np.float32(10.0**power)
+        with pytest.raises(EnvError, match="an observation that is not finite"):
+            env.step(np.zeros(2, dtype=np.int64))
+        env.close()
+    finally:
+        del gymnasium.registry["tests/Growing-v0"]
 
 
 def autoregressive(width: int = 6):

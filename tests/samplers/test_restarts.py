@@ -56,10 +56,12 @@ def check(taken) -> None:
     [
         *((kind, "raise", "told to fail") for kind in KINDS),
         ("serial", "not-finite", "returned an observation that is not finite"),
+        ("serial", "too-large", r"returned an observation with the number 1e\+39, which float32 cannot hold"),
         ("serial", "no-number", "returned the reward inf"),
         ("serial", "other-shape", r"returned an observation of the shape \(2,\), and its space is Box\(\[3\], float32\)"),
     ],
 )
+@pytest.mark.filterwarnings("error:overflow")
 def test_an_environment_that_raises_is_made_anew_where_it_is(typed, kind, fault, said, tmp_path):
     """The row of the failed step is dead, and a new episode follows it."""
     words = ("++env.kwargs.fail_at=12", f"++env.kwargs.once={tmp_path / 'failed'}", "resources.restarts=3")
