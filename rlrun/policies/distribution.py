@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -10,7 +11,9 @@ from torch import Tensor, nn
 
 from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.errors import UserError
+from rlrun.core.moments import Moments
 from rlrun.core.policy import Act, Mode, Pass, Policy, action_rows_of
+from rlrun.core.ranks import Ranks
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import Box, Discrete, EnvSpec, leaves
 from rlrun.models.config import DistributionAndValueConfig
@@ -45,7 +48,7 @@ class DistributionPolicy(FiltersObservations, Policy):
 
     One trunk feeds both heads, or each head has its own (model.share_value: false). In that case the value trunk's
     memory is a second recurrent state. With model.value_sees=state, the value sees the state of all agents, which
-    nobody needs who only acts."""
+    nobody needs who only acts. An observation filter then comes with a second one, for the state."""
 
     def __init__(self, spec: EnvSpec, model: Model, explorer: Explorer | None = None):
         """explorer: who chooses the actions of training; None: they are sampled."""
@@ -56,10 +59,29 @@ class DistributionPolicy(FiltersObservations, Policy):
         self.trunk = model.trunk(spec)
         outputs = model.outputs(DistributionAndValueConfig)
         self.central = outputs.central  # values see obs["state"]
+        self.state_filter = model.filter(_of_state(spec)) if self.central else None
         self.value_trunk = None if outputs.share_value else model.trunk(_of_state(spec) if self.central else spec)
         self.action_head = model.action_head(spec, self.trunk.features)
         self.value_head = model.last_layer("value_head", self.trunk.features, 1)
         self.embedding = model.action_embedding  # name of the observation part that describes the actions
+
+    def seen(self, obs: Batch) -> Batch:
+        made = super().seen(obs)
+        if self.state_filter is None or "state" not in obs:
+            return made
+        return made.replace(state=self.state_filter(obs["state"]))
+
+    def moments(self, batch: Batch) -> list[Moments] | None:
+        """The moments of the observation's parts and, where values see the state, those of the state behind them."""
+        made = super().moments(batch)
+        if made is None or self.state_filter is None:
+            return made
+        return made + self.state_filter.moments(batch["obs"]["state"][:-1], batch["valid"])
+
+    def absorb(self, moments: Sequence[list[Moments]], ranks: Ranks) -> None:
+        super().absorb(moments, ranks)
+        if self.state_filter is not None:
+            self.state_filter.merge([parts[-1:] for parts in moments], ranks)
 
     def recordable(self, what: Pass) -> bool:
         return what == "learning" or self.explorer.recordable

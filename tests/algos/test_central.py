@@ -20,7 +20,8 @@ SMALL = [
 ]
 CENTRAL = ["model.value_sees=state"]
 LSTM = ["model/memory=lstm", "model.memory.size=6"]
-MEMORY = {"ppo": [*LSTM, "algo.sequence_length=4"], "a2c": LSTM}
+FILTER = ["model.observation_filter=mean_std"]
+KINDS = {"plain": {}, "lstm": {"ppo": [*LSTM, "algo.sequence_length=4"], "a2c": LSTM}, "filter": dict.fromkeys(("ppo", "a2c"), FILTER)}
 PPO = ["algo=ppo", "algo.minibatch_size=8", "algo.num_epochs=2"]
 ALGOS = {"ppo": PPO, "a2c": ["algo=a2c"], "impala": ["algo=impala", "resources.inference=serial"]}
 
@@ -32,17 +33,20 @@ def collected(typed, *words):
     return wiring, made, sampler.take(1)[0].batch.clone()
 
 
-@pytest.mark.parametrize("memory", [False, True], ids=["plain", "lstm"])
+@pytest.mark.parametrize("kind", list(KINDS))
 @pytest.mark.parametrize("algo", ["ppo", "a2c"])
-def test_for_a_team_of_one_whose_state_is_its_observation_nothing_changes(typed, algo, memory):
-    """MAPPO is then PPO, to the bit, over two updates."""
-    one = "++env.kwargs={num_agents: 1}"
-    runs = [collected(typed, *ALGOS[algo], *(MEMORY[algo] if memory else []), one, *more) for more in ([], CENTRAL)]
+def test_for_a_team_of_one_whose_state_is_its_observation_nothing_changes(typed, algo, kind):
+    """MAPPO is then PPO, to the bit, over two updates. A filter of observations is the state's too."""
+    one, words = "++env.kwargs={num_agents: 1}", [*ALGOS[algo], *KINDS[kind].get(algo, [])]
+    runs = [collected(typed, *words, one, *more) for more in ([], CENTRAL)]
     for number in range(2):
         told = [made.update(batch, Clock(updates=number)).metrics for _, made, batch in runs]
         assert {k: float(v) for k, v in told[0].items()} == {k: float(v) for k, v in told[1].items()}
+        for _, made, batch in runs:
+            made.absorb_rows([made.policy.moments(batch)])
     own, central = (made.policy.state_dict() for _, made, _ in runs)
     assert all(torch.equal(own[key], central[key]) for key in own)
+    assert (kind == "filter") == any(key.startswith("state_filter") for key in central), "it is saved with the policy"
 
 
 def test_rows_hold_the_state_of_all_and_the_agents_number(typed):
@@ -70,8 +74,8 @@ def test_the_value_depends_on_all_agents_and_the_action_on_its_own(typed):
 
 @pytest.mark.parametrize("algo", list(ALGOS))
 def test_a_run_trains_and_acts_without_a_state(tmp_path, algo):
-    path = tmp_path / "run"
-    assert _dispatch(["train", *SMALL, *ALGOS[algo], *CENTRAL, "env_steps=64", f"run_dir={path}"]) == 0
+    path, more = tmp_path / "run", FILTER if algo == "ppo" else []
+    assert _dispatch(["train", *SMALL, *ALGOS[algo], *CENTRAL, *more, "env_steps=64", f"run_dir={path}"]) == 0
     seen = {f"agent_{i}": np.full(4, 0.01, dtype=np.float32) for i in range(2)}
     assert set(rlrun.load(path).act(seen)) == set(seen)
     assert _dispatch(["evaluate", str(path), "episodes=2"]) == 0
