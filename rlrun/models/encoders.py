@@ -237,14 +237,15 @@ def by_pixel(x: Tensor) -> Tensor:
 def channels_last(space: Box) -> bool:
     """Whether an image has the shape [H, W, C] and not [C, H, W].
 
-    Where two sides next to each other are equal, they are height and width. Otherwise an image has at most four
-    channels if they come last. Frames without channels that are stacked are [C, H, W]."""
+    Where either the first two or the last two sides are equal, they are height and width. Otherwise the channels are
+    the smaller one of the first and the last side, and the last one if these are equal, as in Gymnasium. Frames without
+    channels that are stacked are [C, H, W]."""
     if space.stacked and len(space.shape) == 3:
         return False
     first, second, third = space.shape[-3:]
     if (first == second) != (second == third):
         return first == second
-    return third <= 4 < first
+    return third <= first
 
 
 class NatureCNN(ImageEncoder):

@@ -9,7 +9,7 @@ from rlrun.core.batch import Batch
 from rlrun.core.policy import fix_kernels
 from rlrun.core.specs import Box, Discrete, EnvSpec
 from rlrun.models import encoders
-from rlrun.models.encoders import ImpalaResNet, NatureCNN
+from rlrun.models.encoders import ImpalaResNet, NatureCNN, channels_last
 from rlrun.models.heads import QHead, QHeadConfig
 from rlrun.models.model import Model, lower_precision
 from rlrun.models.recurrent import Memory
@@ -53,6 +53,21 @@ def test_the_nature_network_is_the_papers():
 def test_images_with_channels_last_are_turned():
     encoder = NatureCNN(Box(shape=(84, 84, 3), dtype="uint8", low=(0.0,), high=(255.0,)), "fp32")
     assert encoder.image == (3, 84, 84) and encoder(torch.zeros(2, 84, 84, 3, dtype=torch.uint8)).shape == (2, 512)
+
+
+@pytest.mark.parametrize(
+    "shape, last",
+    [
+        *(((84, 84, 4), True), ((4, 84, 84), False), ((3, 64, 64), False), ((64, 64, 3), True), ((210, 160, 3), True)),
+        *(((3, 210, 160), False), ((10, 10, 7), True), ((10, 10, 10), True), ((12, 8, 6), True), ((6, 8, 12), False)),
+        *(((10, 10, 16), True), ((16, 10, 10), False), ((5, 4, 5), True)),
+    ],
+)
+def test_the_side_that_holds_channels_is_found(shape, last):
+    """MinAtar's Seaquest is [10, 10, 10]."""
+    assert channels_last(Box(shape=shape, dtype="uint8", low=(0.0,), high=(255.0,))) is last
+    frames = Box(shape=shape, dtype="uint8", low=(0.0,), high=(255.0,), stacked=True)
+    assert not channels_last(frames), "frames without channels"
 
 
 def test_bf16_is_close_in_learning_and_acting_and_leaves_heads_alone():
