@@ -42,6 +42,10 @@ from rlrun.models.normalizer import ObservationFilters
 from rlrun.models.recurrent import Memory
 
 
+# Weights of a first layer that are refused: with their gradients and Adam's two moments they would take 16 GiB.
+TOO_MANY_WEIGHTS = 2**30
+
+
 class Seen(NamedTuple):
     """Observations as networks get them, and the rows among them, N in all, whose features are asked for."""
 
@@ -241,7 +245,22 @@ class Model:
                         f"model.{name} is for images, but {spec.name} observes {spec.observation}; "
                         "model.hidden and model.activation are those of the mlp"
                     )
+        self._check_width(spec)
         return encoder(spec, cfg.encoder, cfg.hidden, cfg.activation, self.precision, flat, cfg.layer_norm, cfg.images)
+
+    def _check_width(self, spec: EnvSpec) -> None:
+        """Raises UserError if the first layer over everything that is not an image would not fit into memory."""
+        parts = [part for _, part in leaves(spec.observation)]
+        if self.cfg.encoder != "mlp":
+            parts = [part for part in parts if not (isinstance(part, Box) and part.image)]
+        numbers, width = sum(flat_size(part) for part in parts), self.cfg.hidden[0] if self.cfg.hidden else 1
+        if numbers * width > TOO_MANY_WEIGHTS:
+            raise UserError(
+                f"{spec.name} observes {spec.observation}, which are {numbers:,} numbers for a network, and a first layer"
+                f" of {width} over them would need {numbers * width / 2**26:,.0f} GiB with its gradients and Adam's"
+                f" moments, where rlrun allows {TOO_MANY_WEIGHTS / 2**26:.0f}: make the observation smaller with a wrapper"
+                " (env.wrappers), or write a model.encoder of your own, for example with an embedding"
+            )
 
     def filter(self, spec: EnvSpec) -> ObservationFilters | None:
         """The filters of the observation's Box parts, or None. Raises UserError if there are no such parts, since

@@ -1,11 +1,14 @@
 """Tests of networks: shapes, chunks of rows, precision and resets of the memory."""
 
+import gymnasium
 import pytest
 import torch
 from tape import Tape, Unrecordable
 from torch import nn
+from wired import Wired
 
 from rlrun.core.batch import Batch
+from rlrun.core.errors import UserError
 from rlrun.core.policy import fix_kernels
 from rlrun.core.specs import Box, Discrete, EnvSpec
 from rlrun.models import encoders
@@ -176,3 +179,34 @@ def test_both_ways_of_a_memory_agree_and_the_fixed_one_reads_nothing_back(kind):
     memory.fixed_kernels = False
     with pytest.raises(Unrecordable), Tape():
         memory(x, is_first, state)
+
+
+class Places(gymnasium.Env):
+    """Observes one of so many places that no layer can have an input for each."""
+
+    observation_space, action_space = gymnasium.spaces.Discrete(2**31), gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return 2**31 - 1, {}
+
+    def step(self, action):
+        return 2**31 - 1, 1.0, False, True, {}
+
+
+class Embedded(nn.Module):
+    """Reads the last three digits of a place."""
+
+    def __init__(self, space):
+        super().__init__()
+        self.features, self.table = 4, nn.Embedding(1000, 4)
+
+    def forward(self, x):
+        return self.table(x % 1000)
+
+
+@pytest.mark.parametrize("algo", ["ppo", "dqn"])
+def test_an_observation_that_is_too_wide_is_refused_with_a_sentence(typed, algo):
+    words = [f"algo={algo}", f"env={__name__}:Places", "resources=debug", "logger=[]"]
+    with pytest.raises(UserError, match=r"Places observes Discrete\(2147483648\).*env\.wrappers.*model\.encoder"):
+        Wired(typed(*words)).policy_factory(acting=True)()
+    Wired(typed(*words, f"model.encoder={__name__}:Embedded")).policy_factory(acting=True)()
