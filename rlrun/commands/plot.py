@@ -43,7 +43,10 @@ def main(words: list[str]) -> int:
     from rlrun.experiments.runs import check_metric, find, return_metric
 
     runs = find(places)
-    asked = [name for name in (flags["--metric"] or return_metric(runs)).split(",") if name]
+    metric = return_metric(runs) if flags["--metric"] is None else flags["--metric"]
+    asked = [name for name in metric.split(",") if name]
+    if not asked:
+        raise UserError(f"--metric {metric!r} names no metric: it takes one or several, such as return_mean,entropy")
     names = [name if name == ADAPTATION else check_metric(name, runs) for name in asked]
     drawn = [(around if name == ADAPTATION else curves)(runs, name) for name in names]
     figures = [charts.learning_curves(*groups, name, "", name == REGRET) for name, groups in zip(names, drawn)]
