@@ -12,12 +12,14 @@ from rlrun.core.installing import install_line
 
 
 def main(words: list[str]) -> int:
-    if words[:1] in (["-h"], ["--help"]) or len(words) != 1:
+    if not words or any(word in ("-h", "--help") for word in words):
         print(__doc__)
         return 0 if words else 2
     kinds = {"algos": algos, "envs": envs, "tuned": tuned}
     if words[0] not in kinds:
         raise UserError(f"There is no list of {words[0]!r}.{closest(words[0], kinds)} There are algos, envs and tuned.")
+    if len(words) > 1:
+        raise UserError(f"rlrun list takes one word, such as {words[0]}: {words[1]!r} is one too many")
     kinds[words[0]]()
     return 0
 

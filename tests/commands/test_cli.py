@@ -74,6 +74,7 @@ BAD = [
     (["train", "tuned=impala/pong", "logger=[consle]"], "logger"),
     (["trian"], "Did you mean train"),
     (["list", "algoz"], "Did you mean algos"),
+    (["list", "algos", "foo"], "'foo' is one too many"),
     (["explain", "impla"], "Did you mean impala"),
     (["explain", "ppo", "dqn"], "'dqn' is one too many"),
     (["explain", "env=TwoStepGame-v0", "algo.lr=1"], "options such as env.kwargs"),
