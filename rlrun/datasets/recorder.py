@@ -1,4 +1,8 @@
-"""TrajectoryRecorder writes what a sampler hands over into a data set."""
+"""TrajectoryRecorder writes what a sampler hands over into a data set.
+
+The rows of an episode wait in memory until it ends. Where that takes too long, or never happens, a trajectory ends
+where it is, and the next one goes on with the same episode. Neither is whole. The second one begins with rows that the
+first has too, as dead rows: stacks of frames and the last action are true then, and no decision is there twice."""
 
 from __future__ import annotations
 
@@ -17,11 +21,15 @@ from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.dataflow.slots import Fragment
 from rlrun.datasets.parquet import check_numbers
-from rlrun.datasets.parquet_writer import Writer
+from rlrun.datasets.parquet_writer import FILE_BYTES, GROUP_ROWS, Writer
 from rlrun.datasets.trajectories import DataFacts, Trajectory, without_previous
 from rlrun.samplers.base import Sampler
 
 ROWS = ("action", "reward", "terminated", "truncated", "valid")
+# A trajectory ends when so many rows, or rows of so many bytes, wait for the end of its episode. An episode of an Atari
+# game, which has 27,000 rows at most, has fewer of both.
+LONGEST_ROWS, LONGEST_BYTES = GROUP_ROWS, FILE_BYTES
+WAITING_BYTES = 2 << 30  # of all columns; where more wait, the longest trajectories end
 
 
 class Pending:
@@ -29,7 +37,10 @@ class Pending:
 
     def __init__(self) -> None:
         self.pieces: list[dict[str, Any]] = []
+        self.rows = 0  # of the pieces
         self.begun = False  # whether the episode's first row was seen
+        self.goes_on = False  # whether the rows before these are in another trajectory
+        self.wanted_whole = False  # whether a part of this episode would not be kept
 
 
 class TrajectoryRecorder:
@@ -60,6 +71,7 @@ class TrajectoryRecorder:
                 if lost:
                     self._cut(pending, column)
                 self._add(pending, rows, count, column)
+        self._bound()
         if self.unusable:
             raise RunFailed(self.unusable)
 
@@ -68,12 +80,55 @@ class TrajectoryRecorder:
         the end of the last one."""
         begin = 0
         for start in np.flatnonzero(rows["is_first"][:count, column]).tolist():
-            if start > begin:
-                pending.pieces.append(self._piece(rows, column, begin, start))
+            self._append(pending, rows, column, begin, start)
             self._end(pending, column)
             pending.begun, begin = True, start
-        if begin < count:
-            pending.pieces.append(self._piece(rows, column, begin, count))
+        self._append(pending, rows, column, begin, count)
+
+    def _append(self, pending: Pending, rows: dict[str, Any], column: int, begin: int, end: int) -> None:
+        """Adds rows [begin, end) of a column, unless nobody saw their episode begin."""
+        if begin == end or not pending.begun:
+            return
+        if pending.pieces:
+            pending.pieces[-1]["then"] = None
+        pending.pieces.append(self._piece(rows, column, begin, end))
+        pending.rows += end - begin
+
+    def _bound(self) -> None:
+        """Ends trajectories that have become so long that their rows would take too much memory, or be too many to
+        lose."""
+        size = self.writer.row_bytes
+        longest = min(LONGEST_ROWS, max(1, LONGEST_BYTES // size))
+        held = sum(pending.rows for pending in self.columns.values())
+        for (_, column), pending in sorted(self.columns.items(), key=lambda one: -one[1].rows):
+            if pending.rows < longest and held * size <= WAITING_BYTES:
+                return
+            held -= pending.rows
+            self._divide(pending, column)
+
+    def _divide(self, pending: Pending, column: int) -> None:
+        """Writes what there is of an episode, unless its last row may be its end or nobody keeps parts of episodes."""
+        last = pending.pieces[-1] if pending.pieces else None
+        if last is None or pending.wanted_whole or not last["valid"][-1]:
+            return
+        if last["terminated"][-1] or last["truncated"][-1]:
+            return
+        repeated = self._repeated(pending.pieces)
+        made = self._trajectory([*pending.pieces, self._behind(last)], column, part=True)
+        assert made is not None  # its last row is live
+        if not self.keeps(column, made):
+            pending.wanted_whole = True
+            return
+        self._write(made)
+        pending.pieces, pending.rows, pending.goes_on = [repeated], len(repeated["valid"]), True
+
+    def _repeated(self, pieces: list[dict[str, Any]]) -> dict[str, Any]:
+        """The last of these rows as dead ones, with which the next trajectory begins."""
+        count = max(1, self.spec.stack - 1)
+        recent = pieces[-count:]  # each has a row at least
+        made = {name: self._joined(recent, name, rows=slice(-count, None)) for name in ("obs", *ROWS, *self.record)}
+        made |= {name: np.zeros_like(made[name]) for name in ("valid", "terminated", "truncated")}
+        return {**made, "then": pieces[-1]["then"]}
 
     def _piece(self, rows: dict[str, Any], column: int, begin: int, end: int) -> dict[str, Any]:
         """Copies rows [begin, end) of a column."""
@@ -91,34 +146,45 @@ class TrajectoryRecorder:
         piece["then"] = map_rows(last, np.array)  # the observation behind the last row, if recording ends here
         return piece
 
+    def _behind(self, last: dict[str, Any]) -> dict[str, Any]:
+        """A dead row with the observation behind a piece."""
+        blank = {name: map_rows(last[name], lambda value: np.zeros_like(value[-1:])) for name in (*ROWS, *self.record)}
+        return {"obs": map_rows(last["then"], lambda value: value[None]), **blank, "then": None}
+
     def _cut(self, pending: Pending, column: int) -> None:
         """Ends an episode whose further rows are lost: a dead row holds the last observation that is known."""
         if pending.pieces and pending.pieces[-1]["valid"][-1]:
-            last = pending.pieces[-1]
-            blank = {
-                name: map_rows(last[name], lambda value: np.zeros_like(value[-1:])) for name in (*ROWS, *self.record)
-            }
-            pending.pieces.append({"obs": map_rows(last["then"], lambda value: value[None]), **blank, "then": None})
+            pending.pieces.append(self._behind(pending.pieces[-1]))
         self._end(pending, column)
         pending.begun = False
 
     def _end(self, pending: Pending, column: int) -> None:
-        """Writes an episode, unless its beginning was not seen or nothing was done in it."""
-        pieces, pending.pieces = pending.pieces, []
-        if not pieces or not pending.begun:
-            return
+        """Writes an episode, or what is left of it, unless its beginning was not seen or nothing was done in it."""
+        pieces, part = pending.pieces, pending.goes_on
+        pending.pieces, pending.rows, pending.goes_on, pending.wanted_whole = [], 0, False, False
+        made = self._trajectory(pieces, column, part) if pieces and pending.begun else None
+        if made is not None and self.keeps(column, made):
+            self._write(made)
 
-        def joined(*names: str) -> Any:
-            parts: list[Any] = pieces
-            for name in names:
-                parts = [part[name] for part in parts]
-            if isinstance(parts[0], dict):
-                return {name: joined(*names, name) for name in parts[0]}
-            return np.concatenate(parts)
+    @staticmethod
+    def _joined(pieces: list[dict[str, Any]], *names: str, rows: slice = slice(None)) -> Any:
+        """The rows of one field of these pieces."""
+        parts: list[Any] = pieces
+        for name in names:
+            parts = [part[name] for part in parts]
+        if isinstance(parts[0], dict):
+            return {name: TrajectoryRecorder._joined(pieces, *names, name, rows=rows) for name in parts[0]}
+        return np.concatenate(parts)[rows]
+
+    def _trajectory(self, pieces: list[dict[str, Any]], column: int, part: bool) -> Trajectory | None:
+        """The rows of these pieces, or None if nothing was done in them. part: whether the episode has more rows."""
+
+        def joined(name: str) -> Any:
+            return self._joined(pieces, name)
 
         live = np.flatnonzero(joined("valid"))
         if not live.size:
-            return
+            return None
         last = int(live[-1])
         end = slice(0, last + 2)  # one dead row is enough; with complete episodes there may be more
 
@@ -126,15 +192,15 @@ class TrajectoryRecorder:
             return map_rows(tree, lambda value: value[end])
 
         terminated, truncated = joined("terminated"), joined("truncated")
-        made = Trajectory(
+        return Trajectory(
             obs=cut(joined("obs")),
             **{name: cut(joined(name)) for name in ROWS},
             record={name: cut(joined(name)) for name in self.record},
             agent=column % self.spec.columns_per_env,
-            whole=bool(terminated[last] or truncated[last]),
+            whole=bool(terminated[last] or truncated[last]) and not part,
         )
-        if not self.keeps(column, made):
-            return
+
+    def _write(self, made: Trajectory) -> None:
         try:
             check_numbers({name: getattr(made, name) for name in ("obs", "action", "reward", "valid")}, self.spec)
         except ValueError as error:

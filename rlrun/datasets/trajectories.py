@@ -22,7 +22,9 @@ class Trajectory:
 
     The rows are those that a sampler writes (CONTRIBUTING.md, rule 2): row t holds what was seen, done and paid there,
     and a dead row (valid False) holds the observation at which the rows before it end. Dead rows in the middle end a
-    trajectory too, for example where a life was lost. The first row begins the episode; no other row has is_first."""
+    trajectory too, for example where a life was lost. The first row begins the episode, and no other row has is_first.
+    A very long episode is recorded as several trajectories. Those behind the first begin with dead rows, which hold
+    what was seen and done before."""
 
     # Parts of observations by name, arrays [N, ...]. Where EnvSpec.stack is above 1, every part of `observation` holds
     # the newest frame alone, so that each frame is stored once.
@@ -35,7 +37,7 @@ class Trajectory:
     record: Mapping[str, np.ndarray]  # what was recorded with the rows; log_prob [N] of the action under who chose it
     agent: int = 0  # the number of the agent, where each agent is a column of its own
     policy: int = 0  # which of the policies that DataFacts.policies lists chose the actions
-    whole: bool = True  # False: recording ended, or lost rows, before the episode was over
+    whole: bool = True  # False: recording ended, or lost rows, before the episode was over, or this is a part of it
 
     def __len__(self) -> int:
         """The number of rows N, including dead ones."""

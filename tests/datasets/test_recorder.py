@@ -181,6 +181,53 @@ def test_frames_are_stored_once_and_drawn_as_they_were(tmp_path):
             assert stack[-1 - back].tolist() == wanted
 
 
+@pytest.mark.parametrize("limit, value", [("LONGEST_ROWS", 4), ("LONGEST_BYTES", 124), ("WAITING_BYTES", 250)])
+def test_an_episode_whose_end_takes_too_long_is_written_in_parts(limit, value, tmp_path, monkeypatch):
+    """The parts have the same decisions as the episode, each once, and stacks of frames, last actions and next
+    observations are as they were. No part is a whole episode, and whoever wants whole episodes gets them."""
+    from rlrun.core.ranks import ALONE
+    from rlrun.core.schedule import Clock
+    from rlrun.machine.machine import measured
+    from rlrun.runtime.plan import plan
+
+    common = ["env=rlrun/Counting-v0", "env.stack=3", "model.hidden=[8]", "logger=[]"]
+    words = ["algo=impala", *common, "algo.fragment_length=5", "algo.batch_size=20", "env_steps=300", "resources=debug"]
+    assert train(*words, f"record={tmp_path / 'together'}", f"run_dir={tmp_path / 'run'}") == 0
+    monkeypatch.setattr(f"rlrun.datasets.recorder.{limit}", value)
+    assert train(*words, f"record={tmp_path / 'parts'}", f"run_dir={tmp_path / 'other'}") == 0
+    together, parts = read(tmp_path / "together"), read(tmp_path / "parts")
+
+    def decisions(found):
+        return sorted(
+            (*one.obs["observation"][t].tolist(), one.reward[t], one.action[t], one.record["log_prob"][t], one.terminated[t], one.truncated[t])
+            for one in found for t in np.flatnonzero(one.valid)
+        )  # fmt: skip
+
+    assert decisions(parts) == decisions(together) and len(parts) > 1.3 * len(together)
+    names = [(one.obs["observation"][0, 0], one.obs["observation"][0, 2]) for one in parts]
+    assert all(one.whole == (len(one) == LENGTH + 1 and names.count(name) == 1) for one, name in zip(parts, names, strict=True))
+    for one in parts:
+        episode, step, _ = one.obs["observation"].T
+        again = len(one) - one.steps - 1  # dead rows at the beginning
+        assert one.valid.tolist() == [False] * again + [True] * one.steps + [False] and again == min(2, step[again])
+        assert np.array_equal(step, step[0] + np.arange(len(one))) and len(set(episode)) == 1
+        assert np.array_equal(one.reward[:-1], step[1:]), "dead rows at the beginning have what was paid there"
+
+    made = plan(type_config(compose("algo=dqn", "runner=offline", *common, f"data.path={tmp_path / 'parts'}")), measured())
+    rows = made.data.make(made.seeds, ALONE, torch.device("cpu"))
+    rows.read()
+    batch = rows.sample(200, Clock())
+    for stack in batch.obs.observation.flatten(0, 1).numpy():  # of both ends
+        now = stack[-1]
+        for back in (1, 2):
+            wanted = [now[0], now[1] - back, now[2]] if now[1] >= back else [0.0, 0.0, 0.0]
+            assert stack[-1 - back].tolist() == wanted
+    assert torch.equal(batch.reward[0], batch.obs.observation[1, :, -1, 1]), "only live rows are drawn, with what follows"
+
+    assert _dispatch(["record", str(tmp_path / "run"), "episodes=6", f"to={tmp_path / 'six'}"]) == 0
+    assert [(len(one), one.whole) for one in read(tmp_path / "six")] == [(LENGTH + 1, True)] * 6
+
+
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     """Data of a DQN that learns the identity environment."""
