@@ -6,10 +6,9 @@ policy.json beside the files, and README.md for people, tell the names, shapes a
 from __future__ import annotations
 
 import json
-import logging
+import os
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,19 @@ from rlrun.envs.joint import ALIVE
 from rlrun.envs.recorded import RecordedConfig
 from rlrun.envs.registry import Factory
 from rlrun.policies.planning import SearchPolicy
-from rlrun.runtime.export_files import FORMATS, fingerprint, from_before, opening, recipe, require, strangers
+from rlrun.runtime.export_files import (
+    FORMATS,
+    fingerprint,
+    from_before,
+    opening,
+    recipe,
+    require,
+    staged,
+    strangers,
+    sums_of,
+    undisturbed,
+    writing,
+)
 from rlrun.runtime.exported_policy import (
     EXAMPLES,
     Exported,
@@ -350,7 +361,9 @@ def write(trained: Trained, folder: Path, formats: tuple[str, ...]) -> list[tupl
     returns the files, each with a note on what was checked. policy.json and README.md also describe the files of other
     formats that an earlier export of the same policy left in the folder, and name those that are of another policy.
 
-    Raises UserError where a package is missing, a policy has no greedy() or the folder cannot be written.
+    A file appears in the folder only after its check. If a format fails, the folder gets those that passed before it.
+    Raises RunFailed where a file does not act as the policy does or cannot be made, and UserError where a package is
+    missing, a policy has no greedy() or the folder cannot be written.
     """
     for name in formats:
         require(name)
@@ -363,11 +376,39 @@ def write(trained: Trained, folder: Path, formats: tuple[str, ...]) -> list[tupl
                 " rlrun.core.policy.Policy)"
             )
     without_chance(trained.policy)
+    writers = {"pt2": write_pt2, "safetensors": write_safetensors, "onnx": write_onnx}
+    notes, passed = [], []
+    with staged(folder) as making:
+        try:
+            game = observed(trained, STEPS) if set(formats) & {"pt2", "onnx"} else []
+            for name in formats:
+                (making / name).mkdir()
+                for part in parts:
+                    path = making / name / f"{part.file}.{name}"
+                    notes.append((folder / path.name, writers[name](part, path, rows_of(part, game))))
+                passed.append(name)
+        finally:  # what passed is kept if a later format fails
+            if passed:
+                keep(trained, folder, making, passed, parts, left_out)
+    return [*notes, (folder / "policy.json", ""), (folder / "README.md", "")]
+
+
+def keep(
+    trained: Trained, folder: Path, making: Path, passed: list[str], parts: list[Part], left_out: dict[str, str]
+) -> None:
+    """Moves the files of the formats that passed their checks from making/<format> to the folder, and then writes
+    README.md and policy.json, which describe them."""
     weights = fingerprint(parts)
-    there = {*formats, *from_before(folder, parts, weights)}
+    before = from_before(folder, parts, weights)
+    files = {name: sorted((making / name).iterdir()) for name in passed}
+    there = {**before, **{name: sums_of(made) for name, made in files.items()}}
+    with writing(folder):
+        for file in chain(*files.values()):
+            os.replace(file, folder / file.name)
     known = tuple(name for name in FORMATS if name in there)
     others = strangers(folder, parts, known)
-    facts = {**facts_of(trained), "weights": weights, "formats": list(known)}
+    sums = {file: value for name in known for file, value in there[name].items()}
+    facts = {**facts_of(trained), "weights": weights, "formats": list(known), "sha256": sums}
     if others:
         facts["of_other_policies"] = others
     if len(parts) == 1 and parts[0].name is None:
@@ -377,38 +418,14 @@ def write(trained: Trained, folder: Path, formats: tuple[str, ...]) -> list[tupl
         told = [{"files": [f"{part.file}.{name}" for name in known], **describe(part, known)} for part in parts]
         facts["policies"] = {part.name: one for part, one in zip(parts, told, strict=True)}
         facts["not_exported"] = left_out
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "policy.json").write_text(json.dumps(facts, indent=1) + "\n")
-        recipes = [recipe(part, one) for part, one in zip(parts, told, strict=True)]
-        (folder / "README.md").write_text("\n".join([opening(trained, others), *recipes]))
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written: {error.strerror}") from None
-    game = observed(trained, STEPS) if set(formats) & {"pt2", "onnx"} else []
-    writers = {"pt2": write_pt2, "safetensors": write_safetensors, "onnx": write_onnx}
-    made = []
-    for part in parts:
-        for name in formats:
-            path = folder / f"{part.file}.{name}"
-            made.append((path, writers[name](part, path, rows_of(part, game))))
-    return [*made, (folder / "policy.json", ""), (folder / "README.md", "")]
-
-
-@contextmanager
-def undisturbed() -> Iterator[None]:
-    """Leaves out what PyTorch says about its own code and its absent sister torchvision while it writes .onnx."""
-
-    def ours(record: logging.LogRecord) -> bool:
-        return not record.getMessage().startswith("torchvision is not installed. Skipping")
-
-    log = logging.getLogger("torch.onnx._internal.exporter._registration")
-    log.addFilter(ours)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.* is deprecated", category=FutureWarning)
-            yield
-    finally:
-        log.removeFilter(ours)
+    recipes = [recipe(part, one) for part, one in zip(parts, told, strict=True)]
+    with writing(folder):
+        for name, text in {
+            "README.md": "\n".join([opening(trained, others), *recipes]),
+            "policy.json": json.dumps(facts, indent=1) + "\n",
+        }.items():
+            (making / name).write_text(text)
+            os.replace(making / name, folder / name)
 
 
 def write_pt2(part: Part, path: Path, game: Game) -> str:
@@ -436,7 +453,7 @@ def write_safetensors(part: Part, path: Path, game: Game) -> str:
     save_file(weights, path, metadata={"rlrun": json.dumps(told)})
     back = load_file(path)
     if set(back) != set(weights) or any(not torch.equal(back[name], value) for name, value in weights.items()):
-        raise RunFailed(f"{path} does not hold what was written to it")
+        raise RunFailed(f"{path.name} does not hold what was written to it")
     return f"{len(weights)} tensors, {sum(value.numel() for value in weights.values()):,} numbers"
 
 
@@ -462,8 +479,8 @@ def write_onnx(part: Part, path: Path, game: Game) -> str:
     taken, given = [one.name for one in session.get_inputs()], [one.name for one in session.get_outputs()]
     if not set(taken) <= set(inputs) or given != outputs:
         raise RunFailed(
-            f"{path} has the inputs {', '.join(taken)} and the outputs {', '.join(given)}, which are not those that"
-            f" policy.json names: {', '.join(inputs)}, and {', '.join(outputs)}"
+            f"{path.name} has the inputs {', '.join(taken)} and the outputs {', '.join(given)}, which are not those"
+            f" that policy.json names: {', '.join(inputs)}, and {', '.join(outputs)}"
         )
 
     def call(obs: Tensors, is_first: Tensor, state: Tensors) -> tuple[Tensors, Tensors]:

@@ -5,6 +5,11 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,19 +51,74 @@ def fingerprint(parts: list[Part]) -> str:
     return made.hexdigest()
 
 
-def from_before(folder: Path, parts: list[Part], weights: str) -> tuple[str, ...]:
-    """The formats whose files an earlier export of the same policy has left in the folder."""
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Turns what the file system refuses into a UserError."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written: {error.strerror}") from None
+
+
+@contextmanager
+def staged(folder: Path) -> Iterator[Path]:
+    """A folder inside `folder`, in which files are made before they are known to be right; it is removed afterwards.
+    Raises UserError if `folder` cannot be written."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        made = tempfile.TemporaryDirectory(prefix=".export-", dir=folder)
+    with made as path:
+        yield Path(path)
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Leaves out what PyTorch says about its own code and its absent sister torchvision while it writes .onnx."""
+
+    def ours(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("torchvision is not installed. Skipping")
+
+    log = logging.getLogger("torch.onnx._internal.exporter._registration")
+    log.addFilter(ours)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.* is deprecated", category=FutureWarning)
+            yield
+    finally:
+        log.removeFilter(ours)
+
+
+def sums_of(files: list[Path]) -> dict[str, str]:
+    """The sha256 sum of every file, by name."""
+    made = {}
+    for path in files:
+        with path.open("rb") as file:
+            made[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return made
+
+
+def from_before(folder: Path, parts: list[Part], weights: str) -> dict[str, dict[str, str]]:
+    """The formats that an earlier export of the same policy has left in the folder, each with the sums of its files.
+
+    A format counts only if all its files are what that export checked, because another export, of another policy or cut
+    short, may have written some of them since."""
     try:
         told = json.loads((folder / "policy.json").read_text())
     except (OSError, ValueError):
-        return ()
-    if not isinstance(told, dict) or told.get("weights") != weights or not isinstance(told.get("formats"), list):
-        return ()
-    return tuple(
-        name
-        for name in FORMATS
-        if name in told["formats"] and all((folder / f"{part.file}.{name}").is_file() for part in parts)
-    )
+        return {}
+    if not isinstance(told, dict) or told.get("weights") != weights or not isinstance(told.get("sha256"), dict):
+        return {}
+    made = {}
+    for format in FORMATS:
+        names = [f"{part.file}.{format}" for part in parts]
+        # An .onnx file of a very large policy has its weights in a second file, whose name begins with its own.
+        known = {
+            file: value for file, value in told["sha256"].items() if any(f"{file}.".startswith(f"{n}.") for n in names)
+        }
+        with suppress(OSError):
+            if known.keys() >= set(names) and sums_of([folder / file for file in known]) == known:
+                made[format] = known
+    return made
 
 
 def strangers(folder: Path, parts: list[Part], formats: tuple[str, ...]) -> list[str]:

@@ -279,6 +279,41 @@ def test_a_second_export_describes_what_the_first_one_left(tmp_path, typed):
     assert "This page does not describe policy.safetensors" in text and "load_file" not in text
 
 
+def test_only_files_that_passed_are_left_and_described(tmp_path, typed, monkeypatch):
+    """A format that fails leaves no file, and what another export wrote since is never taken for this policy's."""
+    pytest.importorskip("safetensors")
+    first, other = (made(typed, "algo=dqn", "env=CartPole-v1", f"seed={seed}") for seed in (0, 1))
+    for parameter in other.policy.parameters():
+        parameter.add_(1.0)  # the same network with other weights
+    folder = tmp_path / "out"
+
+    def names() -> list[str]:
+        return sorted(path.name for path in folder.iterdir())
+
+    def broken(part, path, game):
+        path.write_text("half a file")
+        raise RunFailed("it acts differently")
+
+    def told() -> dict:
+        return json.loads((folder / "policy.json").read_text())
+
+    with monkeypatch.context() as patch, pytest.raises(RunFailed, match="acts differently"):
+        patch.setattr("rlrun.runtime.export.write_pt2", broken)
+        write(first, folder, ("pt2",))
+    assert names() == []
+    with monkeypatch.context() as patch, pytest.raises(RunFailed, match="acts differently"):
+        patch.setattr("rlrun.runtime.export.write_pt2", broken)
+        write(first, folder, ("safetensors", "pt2"))
+    assert names() == ["README.md", "policy.json", "policy.safetensors"] and told()["formats"] == ["safetensors"]
+    assert "policy.pt2" not in (folder / "README.md").read_text() and "use" not in told()
+
+    described = (folder / "policy.json").read_text()
+    write(other, folder, ("safetensors",))
+    (folder / "policy.json").write_text(described)  # as if that export had been killed before it described its files
+    write(first, folder, ("pt2",))
+    assert told()["formats"] == ["pt2"] and told()["of_other_policies"] == ["policy.safetensors"]
+
+
 CART = ["env=MultiAgentCartPole-v0", "++env.kwargs={num_agents: 4}", "model.hidden=[8]"]
 OF_AGENTS = {
     "several": ["algo=multi", "algo.policies={good: [agent_0, agent_2], bad: agent_1, idle: agent_3}", "++algo.fixed={idle: random}",
