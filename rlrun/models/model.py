@@ -41,7 +41,6 @@ from rlrun.models.heads import ActionHead, EmbeddedHead, QHead, QHeadConfig, act
 from rlrun.models.normalizer import ObservationFilters
 from rlrun.models.recurrent import Memory
 
-
 # Weights of a first layer that are refused: with their gradients and Adam's two moments they would take 16 GiB.
 TOO_MANY_WEIGHTS = 2**30
 
@@ -256,10 +255,10 @@ class Model:
         numbers, width = sum(flat_size(part) for part in parts), self.cfg.hidden[0] if self.cfg.hidden else 1
         if numbers * width > TOO_MANY_WEIGHTS:
             raise UserError(
-                f"{spec.name} observes {spec.observation}, which are {numbers:,} numbers for a network, and a first layer"
-                f" of {width} over them would need {numbers * width / 2**26:,.0f} GiB with its gradients and Adam's"
-                f" moments, where rlrun allows {TOO_MANY_WEIGHTS / 2**26:.0f}: make the observation smaller with a wrapper"
-                " (env.wrappers), or write a model.encoder of your own, for example with an embedding"
+                f"{spec.name} observes {spec.observation}, which are {numbers:,} numbers for a network, and a first"
+                f" layer of {width} over them would need {numbers * width / 2**26:,.0f} GiB with its gradients and"
+                f" Adam's moments, where rlrun allows {TOO_MANY_WEIGHTS / 2**26:.0f}: make the observation smaller with"
+                " a wrapper (env.wrappers), or write a model.encoder of your own, for example with an embedding"
             )
 
     def filter(self, spec: EnvSpec) -> ObservationFilters | None:
