@@ -119,6 +119,7 @@ class AtariEnv:
         obs, info = self.env.reset(seed=np.array([self.seed_of(slot) for slot in range(self.count)]))
         self.frame, self.lives = info["episode_frame_number"], info["lives"]
         self.press_fire = np.zeros(self.count, dtype=bool)
+        self.over = np.zeros(self.count, dtype=bool)
         return {"observation": obs}
 
     def step(self, action: np.ndarray) -> Step:
@@ -133,11 +134,13 @@ class AtariEnv:
             what = f"failed on the actions {action.tolist()} (seeds {seeds}): {told(error, __file__)}"
             raise EnvError(*numbered(self.cfg.name, self.stream, self.worker, self.count), None, what) from error
         frame, lives = info["episode_frame_number"], info["lives"]
-        began = frame < self.frame  # this row only reset the game; lives do not show it: some games end with lives left
+        # This row only reset the game. Some games end with lives left; others are no longer than the next one's no-ops.
+        began = (frame < self.frame) | self.over
         if self.fire_action is not None:
             self.press_fire = (lives < self.lives) & (lives > 0) & ~began
         valid = ~(began | forced)
         self.frame, self.lives = frame, lives
+        self.over = truncated | (terminated & (lives == 0))
         return Step({"observation": obs}, reward.astype(np.float32), terminated, truncated, valid, began, {})
 
     def close(self) -> None:

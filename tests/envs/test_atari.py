@@ -114,6 +114,19 @@ def test_reported_returns_are_raw_and_whole_games(typed):
     assert all(e.ret % 5 == 0 for e in episodes) and max(e.ret for e in episodes) >= 50
 
 
+def test_games_no_longer_than_the_noops_of_the_next_are_games_of_their_own():
+    """No frame number shows where such a game began: the next one's first frame may have a higher number."""
+    env, began, ends, higher = make("Breakout", count=4, max_frames=20, noop_max=30), 0, 0, 0
+    over, frame = np.zeros(4, dtype=bool), None
+    for step in play(env, 200):
+        assert np.array_equal(step.is_first, over), "the row behind every end only resets, and no other"
+        assert not step.valid[over].any() and not (step.truncated | step.terminated)[over].any()
+        higher += 0 if frame is None else int((env.frame >= frame)[over].sum())
+        over, frame = step.truncated | (step.terminated & (env.lives == 0)), env.frame.copy()
+        began, ends = began + int(step.is_first.sum()), ends + int(step.truncated.sum())
+    assert began > 100 and began <= ends <= began + 4 and higher >= 3, (began, ends, higher)
+
+
 def test_seeds_repeat_and_generations_differ():
     def first(generation):
         env = make("Breakout", count=2)
