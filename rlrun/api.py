@@ -29,6 +29,12 @@ Row = dict[str, Any]
 OWN_PACKAGES = ("gymnasium", "rlrun", "ale_py", "shimmy")  # their ids are known in every process
 
 
+_MADE_ALREADY = (
+    "env is an environment that has been made already, and a run makes as many as it needs: give its id or its class,"
+    ' with arguments as in env={{"name": "{}", "kwargs": {{...}}}}'
+)
+
+
 def train(
     algo: str | Mapping[str, Any] | None = None,
     env: str | type | Mapping[str, Any] | None = None,
@@ -48,7 +54,8 @@ def train(
     words of the command line, such as ["algo.lr=1e-3", "model=lstm"], which overrule options.
 
     callback: called in this process with every row that is logged, as a dictionary. If it returns False, the run saves
-    a checkpoint and ends; what it raises ends the run and is raised here. quiet: prints nothing.
+    a checkpoint and ends; what it raises ends the run and is raised here. quiet: prints nothing but what the callback
+    prints.
 
     Raises UserError before anything starts if an option is wrong, and RunFailed if the run fails. Ctrl-C saves a
     checkpoint, ends all processes of the run and raises KeyboardInterrupt."""
@@ -56,6 +63,8 @@ def train(
     given = {name: value for name, value in (("algo", algo), ("env", env), ("tuned", tuned)) if value is not None}
     if isinstance(env, type):
         given["env"] = _named(env)
+    elif hasattr(env, "step") and hasattr(env, "reset"):
+        raise UserError(_MADE_ALREADY.format(getattr(getattr(env, "spec", None), "id", "my_module:MyEnv")))
     from rlrun.config.words import words_of
     from rlrun.core.passwords import masked
 
@@ -236,7 +245,7 @@ def _session(
     from rlrun.runtime.session import Watch
     from rlrun.runtime.trained import load
 
-    watch = Watch(callback=callback, console=not quiet, command=said)
+    watch = Watch(callback=None if callback is None else _aloud(callback), console=not quiet, command=said)
     with _one_thread(), _said(quiet), carrying(_to_carry(env)):
         code = start(watch)
     path, error = watch.run_dir, watch.error
@@ -263,6 +272,17 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _aloud(callback: Callable[[Row], Any]) -> Callable[[Row], Any]:
+    """The callback, which may print although the run is quiet."""
+    out = sys.stdout
+
+    def called(row: Row) -> Any:
+        with contextlib.redirect_stdout(out):
+            return callback(row)
+
+    return called
 
 
 def _said(quiet: bool) -> contextlib.AbstractContextManager:
