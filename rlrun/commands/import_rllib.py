@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,15 +86,44 @@ def translated(files: list[str], env: str | None) -> tuple[list[tuple[Imported, 
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{file} cannot be read: {getattr(error, 'strerror', None) or 'it is not text'}") from None
         for name, experiment in read(text, file).items():
-            check_name(name, f"{Path(file).name}: the experiment's name")
-            name = typeable(name)
+            name = typeable(check_name(name, f"{Path(file).name}: the experiment's name"))
             if env is not None:
                 experiment = {**experiment, "env": env}
             try:
+                if (problem := nothing_to_do(experiment)) is not None:
+                    raise UserError(f"{Path(file).name}, {name}: {problem}")
                 made += [(one, Path(file).name) for one in translate(name, experiment, Path(file).name)]
             except UserError as error:  # other experiments in the file may still be translated
                 refused[name] = str(error)
     return made, refused
+
+
+def nothing_to_do(experiment: dict[str, Any]) -> str | None:
+    """Says which option of an experiment asks for no step, no row or none of several values; None if none does."""
+    from rlrun.rllib.batches import SIZES
+    from rlrun.rllib.translate import STEPS
+    from rlrun.rllib.yaml_files import numbers
+
+    above_0 = {"stop": (*STEPS, "training_iteration", "time_total_s"), "config": SIZES}
+    for path, value in parts(numbers({group: experiment.get(group) for group in ("env", "stop", "config")})):
+        option = path.removesuffix(".grid_search")
+        values = value if isinstance(value, list) else [value]
+        if option != path and (values is not value or not values):
+            return f"{path} must be a list of at least one value, not {repr(value)[:60]}"
+        group, key = path.partition(".")[0], re.split("[./]", option)[-1]
+        for one in values if key in above_0.get(group, ()) else ():
+            automatic = one == -1 and experiment["run"] == "DDPPO"  # its batches have the size of the fragments
+            if isinstance(one, int | float) and one <= 0 and not automatic:
+                return f"{option} is {one}, and it must be above 0"
+    return None
+
+
+def parts(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The dotted path and the value of everything inside groups, the groups themselves included."""
+    for key, one in value.items() if isinstance(value, dict) else ():
+        inside = f"{path}.{key}" if path else str(key)
+        yield inside, one
+        yield from parts(one, inside)
 
 
 def typeable(name: str) -> str:

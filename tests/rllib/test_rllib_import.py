@@ -833,6 +833,14 @@ def test_printed_commands_are_quoted_for_a_shell(tmp_path, capsys):
     assert shlex.split(sweep)[5:] == ["algo.lr=[[0, 0.1], [9, 0.0]],0.2", "seed=1,2"]
 
 
+def test_a_name_that_yaml_reads_as_a_number_is_text(tmp_path, capsys):
+    file = tmp_path / "a.yaml"
+    file.write_text("1: {run: PG, env: CartPole-v1}")
+    assert _dispatch(["import-rllib", str(file), "--dir", str(tmp_path), "--quiet"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("tuned=pg/1")
+    assert _dispatch(["train", "--config-dir", str(tmp_path), "tuned=pg/1", "--cfg", "job"]) == 0
+
+
 def test_numbers_that_yaml_reads_as_text():
     assert numbers(yaml.safe_load("{a: 5e-4, b: 1e6, c: [[0, 1e-3]], d: MeanStdFilter, e: 3, f: '-1e2', g: '.', h: ''}")) == {
         "a": 5e-4, "b": 1e6, "c": [[0, 1e-3]], "d": "MeanStdFilter", "e": 3, "f": -100.0, "g": ".", "h": "",
@@ -850,6 +858,12 @@ def test_numbers_that_yaml_reads_as_text():
         ("x: {run: AlphaStar, env: Pendulum-v1}", "rlrun has no AlphaStar: it plays a league"),
         ("x: {run: PPPO, env: Pendulum-v1}", "rlrun has no PPPO. Did you mean PPO"),
         ("x: {run: PPO}", "it names no environment"),
+        ("x: {run: PG, env: a, stop: {timesteps_total: 0}}", "x: stop.timesteps_total is 0, and it must be above 0"),
+        ("x: {run: PG, env: a, stop: {env_runners/num_env_steps_sampled: '-1e3'}}", "sampled is -1000.0, and it must"),
+        ("x: {run: PG, env: a, config: {train_batch_size: 0}}", "x: config.train_batch_size is 0, and it must be above"),
+        ("x: {run: PG, env: a, config: {train_batch_size: {grid_search: [9, 0]}}}", "train_batch_size is 0, and it"),
+        ("x: {run: PG, env: {grid_search: []}}", "x: env.grid_search must be a list of at least one value"),
+        ("x: {run: PG, env: a, config: {model: {dim: {grid_search: 3}}}}", "dim.grid_search must be a list .*, not 3"),
         ("x: {run: PPO, env: ray.rllib.examples.env.random_env.RandomEnv}", "--env names another one"),
     ],
 )
