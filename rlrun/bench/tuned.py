@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ import yaml
 from rlrun.bench.reproduce import number, same_options
 from rlrun.cli import take_flags
 from rlrun.config.paths import options, root
+from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError, closest
 from rlrun.experiments.jobs import DONE, Fixed, Outcome, Pool, TrainingJob, check_timeout, clear, known, places
 from rlrun.experiments.view import text_table, view
@@ -95,6 +97,9 @@ def main(words: Sequence[str]) -> int:
         return 0
     flags, rest = take_flags(list(words), FLAGS)
     check_timeout(flags["--timeout"])
+    json_file = flags["--json"]
+    if json_file is not None:
+        check_results_file(json_file)
     names = [word for word in rest if "=" not in word]
     seeds = [1]
     for word in rest:
@@ -136,13 +141,24 @@ def main(words: Sequence[str]) -> int:
             [cells(result) for result in results], ("tuned file", "seed", "bar", "reached", "at env steps", "time", "")
         )
     )
-    if flags["--json"]:
-        Path(flags["--json"]).write_text(json.dumps(results, indent=1) + "\n")
+    if json_file is not None:
+        write_atomically(Path(json_file), json.dumps(results, indent=1) + "\n")
     missed = sum(result["verdict"] != "pass" for result in results)
     print(f"{len(results) - missed} of {len(results)} bars met")
     if pool.signal is not None:
         return 128 + pool.signal
     return 1 if missed else 0
+
+
+def check_results_file(name: str) -> None:
+    """UserError where the results could not be written to this file after the runs."""
+    file = Path(name).absolute()
+    if not file.parent.is_dir():
+        raise UserError(f"--json {name}: there is no such folder")
+    if not name or (file.exists() and not file.is_file()):
+        raise UserError(f"--json {name!r}: this is not the name of a file")
+    if not os.access(file.parent, os.W_OK):
+        raise UserError(f"--json {name}: the folder cannot be written to")
 
 
 class Cleared(Fixed):

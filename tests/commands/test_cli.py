@@ -107,6 +107,8 @@ BAD = [
     (["benchmark", "replay", "algo=ppo"], "algo=ppo has no replay"),
     (["benchmark", "replay", "capacity=inf"], "must be numbers of rows"),
     (["benchmark", "replay", "--json=/nowhere/x.json"], "there is no such folder"),
+    (["benchmark", "tuned", "pg/*", "--json=/nowhere/x.json", "--dry-run"], "there is no such folder"),
+    (["benchmark", "tuned", "pg/*", "--json=/tmp", "--dry-run"], "this is not the name of a file"),
 ]
 
 

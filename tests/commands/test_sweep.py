@@ -229,10 +229,14 @@ def test_tuned_files_whose_runs_are_done_are_not_run_again(tmp_path, monkeypatch
     from rlrun.bench import tuned
 
     monkeypatch.setattr(tuned, "choose", lambda *_: [tuned.Bar("pg/cartpole", 1.0, 4000.0, False, None)])
+    results = tmp_path / "results.json"
+    words = ["pg/cartpole", "--runs", str(tmp_path / "runs"), "--jobs", "1", "--json", str(results)]
     for said in ("1 of 1 runs to do", "0 of 1 runs to do"):
-        assert tuned.main(["pg/cartpole", "--runs", str(tmp_path / "runs"), "--jobs", "1"]) == 0
+        assert tuned.main(words) == 0
         told = capsys.readouterr().out
         assert said in told and "1 of 1 bars met" in told
+        assert [one["verdict"] for one in json.loads(results.read_text())] == ["pass"]
+        results.unlink()
     with pytest.raises(UserError, match="seeds must not be negative"):
         tuned.main(["pg/cartpole", "seeds=-1", "--dry-run"])
 
