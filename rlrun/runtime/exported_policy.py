@@ -146,10 +146,14 @@ def to_env(space: Space, action: Tensor | Batch, name: str = "action") -> Tensor
     assert isinstance(space, Box)
     low, high = (torch.tensor(bound, dtype=torch.float64).reshape(space.shape) for bound in (space.low, space.high))
     action = action.double()
-    if space.bounded:
-        action = low + (action.clamp(-1.0, 1.0) + 1.0) * 0.5 * (high - low)
-    else:
+    share = (action.clamp(-1.0, 1.0) + 1.0) * 0.5
+    if not space.bounded:
         action = action.clamp(low, high)  # to the bounds that exist
+        action = action.round() if space.whole else action
+    elif space.whole:
+        action = torch.minimum(low + (share * (high - low + 1.0)).floor(), high)
+    else:
+        action = low + share * (high - low)
     return {name: action.to(getattr(torch, space.dtype))}
 
 

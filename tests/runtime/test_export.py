@@ -14,12 +14,13 @@ from zoo import CountingAgents
 
 import rlrun
 from rlrun.cli import _dispatch
+from rlrun.core import specs
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.policy import Policy
 from rlrun.core.schedule import Clock
 from rlrun.models.noisy import NoisyLinear
 from rlrun.runtime.export import describe, observed, parity, rows_of, write
-from rlrun.runtime.exported_policy import Exported, example, flat, nested, parts_of, program
+from rlrun.runtime.exported_policy import Exported, example, flat, nested, parts_of, program, to_env
 from rlrun.runtime.trained import Trained
 
 CASES = {
@@ -90,6 +91,18 @@ def test_actions_are_clipped_to_the_bounds_that_exist(typed):
     actions = torch.cat([action["action"] for _, action in game])
     assert (actions[:, :2] == 0).any(0).all() and (actions[:, 2].abs() == 0.1).any(), "some must have been clipped"
     assert parity(trained, program(trained).module(), game=game) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "dtype"), [(-1, 1, "int32"), (0, 4, "uint8"), (-7, 12, "int64"), (-0.5, 2.0, "float32")]
+)
+def test_actions_of_every_kind_of_box_are_those_of_the_environment(low, high, dtype):
+    space = specs.Box(shape=(1,), dtype=dtype, low=(low,), high=(high,))
+    grid = torch.linspace(-1.2, 1.2, 2401).unsqueeze(1)
+    exported = to_env(space, grid)["action"]
+    assert exported.dtype == getattr(torch, dtype)
+    live = np.stack([space.to_env(row) for row in grid.numpy()])
+    assert np.allclose(exported.numpy(), live, rtol=0.0, atol=1e-6 if dtype == "float32" else 0.0)
 
 
 class Numbered(gymnasium.Env):
