@@ -18,7 +18,9 @@ Frames around imagined pictures are green while the model sees, and red while it
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -26,7 +28,7 @@ from typing import Annotated, Any, NamedTuple
 from rlrun.cli import run_dir_argument, take_trust
 from rlrun.commands.evaluate import DEFAULTS, PlayOptions
 from rlrun.config.types import parse_assignments, typed
-from rlrun.core.errors import UserError
+from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.installing import install_line
 from rlrun.core.open_loop import STEPS
 from rlrun.core.passwords import masked
@@ -43,6 +45,7 @@ class WatchOptions(PlayOptions):
 
 GIF_FRAMES = 600  # more frames would make a file of tens of megabytes
 GIF_IMAGINED = 150  # of frames with curves, which are larger
+GIF_RATE = 15  # a gif has about so many of the frames of a second
 
 
 def main(words: list[str]) -> int:
@@ -73,20 +76,20 @@ def main(words: list[str]) -> int:
     folder = path / "videos"
     name = f"{trained.clock.env_steps:012d}-seed{options.seed}{'-imagined' * options.imagine}"
     files: list[Path] = []
+    movie, kept = folder / f"{name}.mp4", GIF_IMAGINED if options.imagine else GIF_FRAMES
     try:
-        if options.imagine:
-            frames, rate, returns = imagined(trained, options, files, folder / f"{name}.png")
-        else:
-            frames, rate, returns = record(trained, options)
+        with written_whole(movie) as part, Film(part, kept if options.gif else 0) as film:
+            if options.imagine:
+                returns = imagined(trained, options, files, folder / f"{name}.png", film.show)
+            else:
+                returns = record(trained, options, film.show)
     except gymnasium.error.DependencyNotInstalled as error:
         raise UserError(f"{trained.spec.name} cannot be drawn: {error}") from None
-    folder.mkdir(exist_ok=True)
-    movie = folder / f"{name}.mp4"
-    write_mp4(movie, frames, rate)
-    print(f"{len(frames)} frames, return {', '.join(f'{r:g}' for r in returns) or 'of no finished episode'}\n{movie}")
+    print(f"{film.count} frames, return {', '.join(f'{r:g}' for r in returns) or 'of no finished episode'}\n{movie}")
     if options.gif:
         picture = folder / f"{name}.gif"
-        write_gif(picture, frames[: GIF_IMAGINED if options.imagine else GIF_FRAMES], rate)
+        with written_whole(picture) as part:
+            film.write_gif(part)
         print(picture)
     for file in files:
         print(file)
@@ -115,7 +118,7 @@ def in_window(path: Path, options: WatchOptions, trusted: bool) -> int:
         torch.set_num_threads(1)
         trained = in_environment(load(path, str(options.checkpoint), trusted), options.env)
         try:
-            _, _, returns = record(trained, options, window.show)
+            returns = record(trained, options, window.show)
         except gymnasium.error.DependencyNotInstalled as error:
             raise UserError(f"{trained.spec.name} cannot be drawn: {error}") from None
     print(f"return {', '.join(f'{r:g}' for r in returns) or 'of no finished episode'}")
@@ -162,18 +165,15 @@ def drawn_env(trained: Any, seeds: Any) -> DrawnEnv:
     return DrawnEnv(Stacked(drawn, spec) if spec.stack > 1 else drawn, drawn.frame, None, float(rate))
 
 
-def record(
-    trained: Any, options: WatchOptions, show: Callable[[Any, float], bool] | None = None
-) -> tuple[list, float, list[float]]:
-    """The frames, each [H, W, 3], the frames per second, and the returns of finished episodes.
+def record(trained: Any, options: WatchOptions, show: Callable[[Any, float], bool]) -> list[float]:
+    """Plays, and returns the returns of finished episodes.
 
-    show(frame, rate) is given every frame in place of the list, and returns whether more are wanted."""
+    show(frame [H, W, 3], frames per second) is given every frame, and returns whether more are wanted."""
     import numpy as np
 
     from rlrun.core.seeding import Seeds
 
     env, draw, mirror, rate = drawn_env(trained, Seeds(options.seed))
-    frames: list = []
     returns: list[float] = []
     try:
         obs = env.reset(0)
@@ -184,9 +184,7 @@ def record(
             frame = shown["observation"][0, -1] if draw is None else draw()
             if frame is None:
                 raise UserError(f"{trained.spec.name} has no rgb_array rendering")
-            if show is None:
-                frames.append(frame)
-            elif not show(frame, rate):
+            if not show(frame, rate):
                 break
             trained.reset(is_first)
             action = trained.policy_action(obs, "greedy" if options.greedy else "explore", reward)
@@ -207,12 +205,14 @@ def record(
         env.close()
         if mirror is not None:
             mirror.close()
-    return frames, rate, returns
+    return returns
 
 
-def imagined(trained: Any, options: WatchOptions, files: list[Path], curves: Path) -> tuple[list, float, list[float]]:
-    """Plays as record() does, and returns frames of what was true and what was imagined. The curves of
-    all games are drawn to the file `curves`, which is added to `files`."""
+def imagined(
+    trained: Any, options: WatchOptions, files: list[Path], curves: Path, show: Callable[[Any, float], bool]
+) -> list[float]:
+    """Plays as record() does, and shows frames of what was true and what was imagined. The curves of all games are
+    drawn to the file `curves`, which is added to `files`."""
     from rlrun.bench.imagined import film, whole
     from rlrun.runtime.imagined import imagine, pictures, play, world_model
 
@@ -229,36 +229,90 @@ def imagined(trained: Any, options: WatchOptions, files: list[Path], curves: Pat
         if (rec := made.errors.get(f"open_loop_rec_{steps}")) is not None:
             reward = made.errors[f"open_loop_reward_{steps}"]
             print(f"  {steps:>2} step{'s' * (steps > 1)}: observation {rec:.4g} (as learn/rec), reward {reward:.4g}")
-    return frames, played.rate, played.returns
+    for frame in frames:
+        show(frame, played.rate)
+    return played.returns
 
 
-def write_mp4(path: Path, frames: list, rate: float) -> None:
-    """Writes H.264, which every browser plays. Odd sizes are padded to even ones, as the codec asks."""
-    import imageio_ffmpeg
+@contextmanager
+def written_whole(path: Path) -> Iterator[Path]:
+    """Gives the name under which a file is to be written. The file has its own name once it is whole, and nothing is
+    left of one that is interrupted."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        yield part
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+class Film:
+    """Writes frames to an mp4 as they come, and keeps of the first ones those that a gif has.
+
+    It is H.264, which every browser plays."""
+
+    def __init__(self, path: Path, kept: int):
+        """kept: how many frames from the beginning the gif covers."""
+        self.path, self.kept = path, kept
+        self.count, self.rate = 0, 0.0
+        self.frames: list[Any] = []  # of the gif
+        self.writer: Any = None
+
+    def __enter__(self) -> Film:
+        return self
+
+    def __exit__(self, kind: object, *error: object) -> None:
+        import imageio_ffmpeg
+
+        if self.writer is None:
+            return
+        self.writer.close()
+        if kind is None:
+            try:
+                imageio_ffmpeg.count_frames_and_secs(str(self.path))
+            except RuntimeError:
+                raise RunFailed("ffmpeg could not write the film to its end") from None
+
+    def show(self, frame: Any, rate: float) -> bool:
+        """Adds a frame [H, W, 3]. All frames have the same size and rate."""
+        fitting = fitted(frame)
+        if self.writer is None:
+            self.rate = rate
+            self._begin(fitting.shape[1::-1])
+        if self.count < self.kept and self.count % self._every == 0:
+            self.frames.append(frame)
+        self.count += 1
+        self.writer.send(fitting)
+        return True
+
+    @property
+    def _every(self) -> int:
+        """A gif has one of so many frames."""
+        return max(1, round(self.rate / GIF_RATE))
+
+    def _begin(self, size: tuple[int, int]) -> None:
+        import imageio_ffmpeg
+
+        self.path.parent.mkdir(exist_ok=True)
+        output = ["-crf", "23", "-f", "mp4"]
+        self.writer = imageio_ffmpeg.write_frames(
+            str(self.path), size, fps=self.rate, codec="libx264", macro_block_size=2, output_params=output
+        )
+        self.writer.send(None)
+
+    def write_gif(self, path: Path) -> None:
+        from PIL import Image
+
+        images = [Image.fromarray(frame).quantize(64) for frame in self.frames]
+        duration = round(1000 * self._every / self.rate)
+        images[0].save(path, "GIF", save_all=True, append_images=images[1:], duration=duration, loop=0, optimize=False)
+
+
+def fitted(frame: Any) -> Any:
+    """A frame as the codec takes it: small ones are enlarged by repeating pixels, and odd sizes padded to even ones."""
     import numpy as np
 
-    height, width = frames[0].shape[:2]
-    scale = max(1, 480 // max(height, width))  # small screens are enlarged by repeating pixels
+    height, width = frame.shape[:2]
+    scale = max(1, 480 // max(height, width))
     pad = ((0, height * scale % 2), (0, width * scale % 2), (0, 0))
-
-    def fit(frame):
-        return np.ascontiguousarray(np.pad(frame.repeat(scale, 0).repeat(scale, 1), pad, mode="edge"))
-
-    size = fit(frames[0]).shape[1::-1]
-    writer = imageio_ffmpeg.write_frames(
-        str(path), size, fps=rate, codec="libx264", macro_block_size=2, output_params=["-crf", "23"]
-    )
-    writer.send(None)
-    for frame in frames:
-        writer.send(fit(frame))
-    writer.close()
-
-
-def write_gif(path: Path, frames: list, rate: float) -> None:
-    from PIL import Image
-
-    every = max(1, round(rate / 15))
-    images = [Image.fromarray(frame).quantize(64) for frame in frames[::every]]
-    images[0].save(
-        path, save_all=True, append_images=images[1:], duration=round(1000 * every / rate), loop=0, optimize=False
-    )
+    return np.ascontiguousarray(np.pad(frame.repeat(scale, 0).repeat(scale, 1), pad, mode="edge"))

@@ -2,7 +2,9 @@
 
 import copy
 import json
+import weakref
 
+import numpy as np
 import pytest
 import yaml
 from conftest import SMALL, compose
@@ -114,6 +116,44 @@ def test_watch_writes_a_film_that_plays(pong, capsys):
     assert meta["codec"] == "h264" and meta["fps"] == pytest.approx(15) and meta["size"] == (320, 420)
     assert 28 <= len(frames) <= 32 and len(set(frames)) > 5, "the picture moves"
     assert next((pong / "videos").glob("*.gif")).stat().st_size > 1000
+
+
+def test_watch_keeps_no_frames_and_leaves_nothing_when_it_is_interrupted(pong, monkeypatch):
+    imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
+    from rlrun.commands import watch
+
+    made, write, held, most = watch.drawn_env, imageio_ffmpeg.write_frames, [], 0
+
+    def drawn_env(trained, seeds):
+        drawn = made(trained, seeds)
+        drawn.mirror.close()
+        return drawn._replace(frame=picture, mirror=None)
+
+    def picture():
+        nonlocal most
+        frame = np.full((64, 64, 3), len(held), np.uint8)
+        held.append(weakref.ref(frame))
+        most = max(most, sum(one() is not None for one in held))
+        return frame
+
+    def interrupted(*words, **options):
+        writer = write(*words, **options)
+        yield writer.send(None)
+        for _ in range(20):
+            yield writer.send(np.zeros((448, 448, 3), np.uint8))
+        writer.close()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watch, "drawn_env", drawn_env)
+    monkeypatch.setattr(watch, "GIF_FRAMES", 4)
+    assert _dispatch(["watch", str(pong), "max_steps=30", "seed=5"]) == 0
+    assert len(held) == 30 and most <= 4 + 2, "the gif's frames, and the newest two"
+    before = sorted((pong / "videos").iterdir())
+    assert {file.suffix for file in before if "seed5" in file.name} == {".mp4", ".gif"}
+    monkeypatch.setattr(imageio_ffmpeg, "write_frames", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _dispatch(["watch", str(pong), "max_steps=30", "seed=6"])
+    assert sorted((pong / "videos").iterdir()) == before
 
 
 def test_watch_draws_gymnasium_environments(tmp_path):

@@ -157,7 +157,9 @@ def test_a_run_is_drawn(tmp_path):
 
     run = tmp_path / "run"
     assert _dispatch(["train", "algo=a2c", *WORDS, "env_steps=40", f"run_dir={run}"]) == 0
-    frames, _, returns = record(rlrun.load(run), WatchOptions(**DEFAULTS, episodes=1, max_steps=200, gif=False, imagine=False, window=False))
+    frames: list = []
+    options = WatchOptions(**DEFAULTS, episodes=1, max_steps=200, gif=False, imagine=False, window=False)
+    returns = record(rlrun.load(run), options, lambda frame, rate: frames.append(frame) is None)
     assert len(frames) == returns[0] + 1 and frames[0].ndim == 3
 
 
