@@ -105,7 +105,7 @@ that, every option with its comment, and the names that RLlib and the paper have
 
 {table(head, rows)}
 - *one choice* is a Discrete space, *several choices* MultiDiscrete, *switches* MultiBinary, *numbers* a Box. Observations
-  may be vectors, images, numbers of places, and nested Dict and Tuple spaces of these. Text, graphs and sequences of
+  may be vectors, images, discrete numbers, and nested Dict and Tuple spaces of these. Text, graphs and sequences of
   changing length cannot be observed.
 - Algorithms with *one policy* train games with several agents as well: all agents then share it. `algo=multi` gives
   each agent, or each group, a policy of its own, and [Several agents](multi_agent.md) says more.
@@ -183,8 +183,8 @@ def results() -> str:
     return f"""{MADE}
 # Results
 
-A tuned file holds hyperparameters, a bar, and what was measured: `rlrun train tuned=NAME`. A return is that of the full
-game, never clipped. It is the mean of the last 100 training games or, where the bar says greedy, of 100 greedy games on
+A tuned file holds hyperparameters, a bar ([words](start.md#words-of-these-pages)), and what was measured. It is used by
+`rlrun train tuned=NAME`. A return is that of the full game, never clipped. It is the mean of the last 100 training games or, where the bar says greedy, of 100 greedy games on
 seeds that training never used. Env steps are decisions of the agent; in Atari games each is four frames. Other work ran
 beside most of these runs, so that seconds are upper bounds. `rlrun benchmark tuned` measures them again.
 
@@ -230,8 +230,9 @@ NAMES = {
 
 def speed() -> str:
     peers = json.loads((ROOT / "tuned/results/peers_2cores.json").read_text())
-    parts = []
-    for run in peers["runs"]:
+    older = peers["machine"].removeprefix("of the first two runs: ")
+    parts: dict[str, list[str]] = {}  # by machine; the newer one is shown first
+    for run in sorted(peers["runs"], key=lambda run: not run.get("note", "").startswith("2 cores")):
         rows = []
         for algo, sides in run["results"].items():
             ours = dict(map(tuple, sides["rlrun"]["rates"]))
@@ -241,8 +242,15 @@ def speed() -> str:
                 version = next((f" {v}" for k, v in found["versions"].items() if k not in ("torch", "gymnasium", "rlrun")), "")
                 rows.append((algo, NAMES.get(side, side) + version * (side != "cleanrl_style"), _spread(rates.values(), ",.0f"), faster))
         head = ("algorithm", "library", "env steps/s on Pong", "speed of rlrun divided by this library's, round by round")
-        note = run.get("note") or f"{peers['machine'].removeprefix('of the first two runs: ')}, {peers['date']}"
-        parts.append(f"`{run['command']}` ({note})\n\n{table(head, rows)}")
+        note = run.get("note", "")
+        if note.startswith("2 cores"):
+            machine, _, when = note.partition(", ")
+            date, _, note = when.partition("; ")
+        else:
+            (machine, _, beside), date = older.partition("; "), peers["date"]
+            note = f"{beside}; {note}" if note else beside
+        said = f"`{run['command']}`, {date}{f' ({note})' if note else ''}:"
+        parts.setdefault(machine, []).append(f"{said}\n\n{table(head, rows)}")
     growth = json.loads((ROOT / "tuned/results/growth_impala_pong_bf16.json").read_text())
     rows = [
         (axis, point["label"], f"{point['result']['reached']:,.0f}", f"{point['result']['ratio']:.2f}")
@@ -261,23 +269,24 @@ medians with the lowest and the highest in parentheses.
 
 All train networks of the same size on the same batches, except where a note says otherwise. Each library runs with the
 fastest of its settings on that machine. The number format is each library's default: bf16 for rlrun where the processor
-has it, and float32 for the others.
+has it, and float32 for the others. Each heading names the machine. The first table is the one to read. The second
+repeats DQN a day later, with four environments. The others are of a processor without bf16.
 
-{chr(10).join(parts)}
+{chr(10).join(f"### On {machine}{chr(10)}{chr(10)}{chr(10).join(tables)}" for machine, tables in parts.items())}
 ## Parts and bound
 
 `rlrun benchmark throughput algo=impala env=Pong` times each part alone on one core and shows what training
 reaches. The bound is the speed at which every core does all parts with no time lost: the number of cores that the run
-uses, divided by the sum of the parts' seconds for one env step. Noise can push a measurement above it. `rlrun benchmark throughput --all` does so for every
-algorithm, on a small environment or on the one that `env=` names.
+uses, divided by the sum of the parts' seconds for one env step. Noise can push a measurement above it.
+`rlrun benchmark throughput --all` does so for every algorithm, on a small environment or on the one that `env=` names.
 
 {_every_algorithm()}
 ## Growth
 
 `rlrun benchmark growth algo=impala env=Pong` measures how speed depends on the number of samplers, the environments per
 sampler, the fragment's length and the model, with one short run for each point. The table has several rounds of the same
-points. On
-{growth['machine']}:
+points, of {growth['date']} on {growth['machine'].partition(", ")[0]}. No other job of ours ran on this
+machine, but the measurements were noisy:
 
 {table(("axis", "value", "env steps/s", "share of the bound"), rows)}
 ![Growth with environments per sampler](../tuned/results/growth_impala_pong_envs.png)
@@ -470,7 +479,8 @@ def every_option() -> str:
 
 Groups are chosen by `algo=NAME`, `env=NAME`, `runner=NAME`, `replay=NAME`, `model=NAME`, `resources=NAME` and
 `logger=NAME`. Their options are written with the group in front: `algo.lr=1e-3`. A file that names another one under
-`defaults` has the other's options too. `rlrun explain NAME` shows all options of one algorithm together.
+`defaults` has the other's options too. `rlrun explain NAME` shows all options of one algorithm together. An option that is
+a number or a schedule takes each of [these forms](commands.md#numbers-and-schedules).
 
 {chr(10).join(parts)}"""
 
@@ -491,10 +501,29 @@ def _options(text: str) -> Iterator[tuple[str, str, str]]:
             inside = [part for part in inside if part[0] < depth]
             name = ".".join([*(part[1] for part in inside), option[2]])
             inside.append((depth, option[2]))
-            comment = " ".join([*above, *([option[4]] if option[4] else [])])
+            comment = _joined(" ".join(above), option[4] or "")
             above = []
             if not skipped and (option[3] or comment):
                 yield f"`{name}`", f"`{option[3]}`" if option[3] else "", comment
+
+
+# How the meaning of an option begins where it stands behind the option, and only a remark stands above.
+MEANING = re.compile(r"(rows (per|learnt|that)|updates between|env steps before|weight of|learning rate|wrappers of|added to) ?")
+
+
+def _joined(above: str, behind: str) -> str:
+    """The comments above and behind an option, with its meaning first, then its values, its unit or another name of it."""
+    if not above or not behind:
+        return above or behind
+    if MEANING.match(behind):
+        return f"{behind[0].upper()}{behind[1:]}. {above}"
+    if behind.startswith(("RLlib", "run.")):
+        return f"{above} ({behind})"
+    if behind.startswith("must "):
+        return f"{above} It {behind}."
+    if re.fullmatch(r"\w+", behind) and behind in above.lower():
+        return above
+    return f"{above} {behind}." if re.match(r"\S+: |env\.", behind) else f"{above} Value: {behind}."
 
 
 # -- all ---------------------------------------------------------------------------------------------------------------
