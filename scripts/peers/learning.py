@@ -169,6 +169,12 @@ def markdown(found: dict[str, dict[str, list[dict[str, Any]]]], command: str) ->
         "Stable-Baselines3: it is at least as good where its means of final score and area are not below the other's mean",
         "minus one standard error. A number there is what rlrun must reach by itself.",
         "",
+        "RLlib's scores cannot be compared with the others'. Ray 2.60 gives the mean of the few episodes that ended since",
+        "its last report, and not of the last 100. Its `final` is therefore the score of its newest policy, while the means",
+        "of the others lag behind: in 10,000 env steps of Pendulum, theirs is the mean of all 50 episodes. RLlib's DQN also",
+        "makes an update after every env step, and rlrun's after every fourth. CPU seconds are those of equal env steps,",
+        "and not of equal scores. RLlib has one seed.",
+        "",
         "| algorithm, environment | env steps | library | seeds | final | area | CPU seconds | rlrun |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
