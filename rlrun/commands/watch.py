@@ -46,6 +46,7 @@ class WatchOptions(PlayOptions):
 GIF_FRAMES = 600  # more frames would make a file of tens of megabytes
 GIF_IMAGINED = 150  # of frames with curves, which are larger
 GIF_RATE = 15  # a gif has about so many of the frames of a second
+NOT_WRITTEN = "the film could not be written to its end: what ffmpeg printed above says why"
 
 
 def main(words: list[str]) -> int:
@@ -271,7 +272,7 @@ class Film:
             try:
                 imageio_ffmpeg.count_frames_and_secs(str(self.path))
             except RuntimeError:
-                raise RunFailed("ffmpeg could not write the film to its end") from None
+                raise RunFailed(NOT_WRITTEN) from None
 
     def show(self, frame: Any, rate: float) -> bool:
         """Adds a frame [H, W, 3]. All frames have the same size and rate."""
@@ -282,7 +283,10 @@ class Film:
         if self.count < self.kept and self.count % self._every == 0:
             self.frames.append(frame)
         self.count += 1
-        self.writer.send(fitting)
+        try:
+            self.writer.send(fitting)
+        except OSError:
+            raise RunFailed(NOT_WRITTEN) from None
         return True
 
     @property

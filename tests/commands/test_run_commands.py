@@ -3,6 +3,7 @@
 import copy
 import json
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from rlrun.config import saved
 from rlrun.config.run import type_config
 from rlrun.config.signature import sign
 from rlrun.config.types import save_yaml
-from rlrun.core.errors import UserError
+from rlrun.core.errors import RunFailed, UserError
 from rlrun.runtime import session
 from rlrun.runtime.rundir import RunDir
 
@@ -154,6 +155,16 @@ def test_watch_keeps_no_frames_and_leaves_nothing_when_it_is_interrupted(pong, m
     with pytest.raises(KeyboardInterrupt):
         _dispatch(["watch", str(pong), "max_steps=30", "seed=6"])
     assert sorted((pong / "videos").iterdir()) == before
+
+
+@pytest.mark.parametrize("count", [1, 1000])
+def test_a_film_on_a_full_disk_is_a_sentence(count):
+    pytest.importorskip("imageio_ffmpeg")
+    from rlrun.commands.watch import Film
+
+    with pytest.raises(RunFailed, match="could not be written to its end"), Film(Path("/dev/full"), 0) as film:
+        for _ in range(count):
+            film.show(np.zeros((480, 480, 3), np.uint8), 30.0)
 
 
 def test_watch_draws_gymnasium_environments(tmp_path):
