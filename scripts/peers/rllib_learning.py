@@ -1,7 +1,8 @@
 """Trains one of RLlib's algorithms with its defaults (new API stack): ALGO ENV ENV_STEPS SEED.
 
-It ends with a line of JSON: the mean return of the last 100 finished episodes at every hundredth of the env steps or,
-where an iteration of RLlib is longer, after every iteration. CPU seconds are those of Ray's processes too, which are
+It ends with a line of JSON: the mean return that RLlib reports, at every hundredth of the env steps or, where an
+iteration of RLlib is longer, after every iteration. Ray 2.60 empties its window of 100 episodes at every report
+(MeanStats.reduce), so that this is the mean of the few episodes that ended since the last one. CPU seconds are those of Ray's processes too, which are
 not children that a parent has waited for.
 """
 
