@@ -202,9 +202,7 @@ defaults of rlrun beside those of other libraries are in [learning.md](learning.
 {table(("tuned file", "bar (return within env steps)", "where the bar is from"), waiting)}
 ## Curves
 
-![Pong with IMPALA](../tuned/results/impala_pong.png)
-
-`rlrun train tuned=impala/pong seed=1`; its numbers, with versions and hardware, are in `tuned/results/impala_pong.json`.
+The curves of the runs in [RLlib's tables](../tuned/results/TABLES.md) are in `tuned/results/tables.html`.
 
 ![Pong at 42x42](../tuned/results/pong42.png)
 

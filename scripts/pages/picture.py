@@ -34,8 +34,8 @@ PANELS = [
     Panel("LunarLander-v3", learnt("LunarLander-v3", "ppo-300000")),
     Panel("Pendulum-v1", learnt("Pendulum-v1", "sac-10000", "td3-10000", "ddpg-10000")),
     Panel("Acrobot-v1", learnt("Acrobot-v1", "ppo-100000", "a2c-100000", "dqn-100000")),
-    Panel("Pong", [("IMPALA", ["impala_pong"]), ("PPO", ["ppo_pong"])]),
-    Panel("Pong at 42x42", [("RAINBOW", ["rainbow_pong42"]), ("DQN", ["dqn_pong42"]), ("PQN", ["pqn_pong42"])]),
+    Panel("Pong", [("PPO", ["ppo_pong"])]),
+    Panel("Pong at 42x42", [("IMPALA", ["impala_pong/Pong-impala_pong-seed1"]), ("RAINBOW", ["rainbow_pong42"]), ("DQN", ["dqn_pong42"]), ("PQN", ["pqn_pong42"])]),
 ]
 LABELS = {"RAINBOW": "Rainbow"}
 
