@@ -78,7 +78,7 @@ DRAWN = "networks with initial weights; a linear policy begins with zeros, and a
 SAMPLERS = "runs with samplers in processes of their own (resources.inference=local or batched)"
 SEVERAL_ENVS = "runs with several environments (algo.num_envs)"
 TRAVELLING = "runs with one learner, to which rows come from other machines"
-AHEAD = "runs with one learner, to which rows come from other machines, whose samplers do not wait for new weights"
+AHEAD = "runs whose samplers do not wait for new weights, and send rows from other machines to one learner"
 LEARNERS = "runs with several learners (resources.num_learners)"
 REWARDS = "algorithms with algo.reward_clip, which takes its default from it"
 FIRST_PRIORITIES = (
