@@ -758,7 +758,9 @@ def session(words: tuple[str, ...], option: str, value, folder: Path) -> dict:
     values = compose(*words)
     values = with_value(values, option, value) if option else values
     folder.mkdir()
-    with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as said:
+    wide = pytest.MonkeyPatch.context()  # a line must not be folded where a number has one digit more
+    with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as said, wide as patch:
+        patch.setenv("COLUMNS", "1000")
         if option == "init":
             assert start(copy.deepcopy({**values, "init": None, "run_dir": "first", "seed": 5}), {}) == 0
         assert start(values, {}) == 0
@@ -770,7 +772,7 @@ def session(words: tuple[str, ...], option: str, value, folder: Path) -> dict:
         ]
     for path in folder.rglob("*tfevents*"):
         found["events"] = path.stat().st_size
-    texts = re.sub(r"\d+(\.\d+)?", "", said.getvalue()).splitlines()  # numbers may be times
+    texts = re.sub(r"\d[\d,]*(\.\d+)?", "", said.getvalue()).splitlines()  # numbers may be times
     # The table of the console says how fast the run was, so only its presence counts.
     found["said"] = [line for line in texts if "runs/" not in line and " lag " not in line]
     found["table"] = any(" lag " in line for line in texts)

@@ -46,6 +46,7 @@ CASES = {
 
 def made(typed, *words) -> Trained:
     """Makes a policy with random weights, in the form that rlrun.load() returns."""
+    torch.manual_seed(0)
     wiring = Wired(typed(*words, "logger=[]", "resources=debug"))
     policy = wiring.algorithm().policy
     generator = torch.Generator().manual_seed(0)
@@ -87,7 +88,7 @@ gymnasium.register("tests/HalfBounded-v0", HalfBounded)
 
 def test_actions_are_clipped_to_the_bounds_that_exist(typed):
     trained = made(typed, "algo=ppo", "env=tests/HalfBounded-v0")
-    game = observed(trained, 12)
+    game = observed(trained, 100)
     actions = torch.cat([action["action"] for _, action in game])
     assert (actions[:, :2] == 0).any(0).all() and (actions[:, 2].abs() == 0.1).any(), "some must have been clipped"
     assert parity(trained, program(trained).module(), game=game) <= 1e-5
