@@ -13,6 +13,7 @@ from rlrun.core.ranks import Ranks
 from rlrun.core.specs import Box
 
 TINY = 1e-8
+BLOCK_NUMBERS = 2**17  # of an image batch that are filtered together on a CPU: 0.5 MB of float32 stay in its caches
 
 
 class ObservationFilter(RunningMoments):
@@ -34,8 +35,24 @@ class ObservationFilter(RunningMoments):
 
     def forward(self, x: Tensor) -> Tensor:
         """Filters x [..., *shape] of any dtype; the result is float32."""
+        if x.dtype == torch.uint8 and x.device.type == "cpu" and not _traced():
+            return self._in_blocks(x)
         x = (x.float() - self.shift) * self.scale
         return x.clamp(-self.clip, self.clip) if self.clip > 0 else x
+
+    def _in_blocks(self, x: Tensor) -> Tensor:
+        """The same numbers, a few images at a time. Each step over a whole batch would go through main memory: 160
+        screens of 4x84x84 took 17 ms so, and 6 ms in blocks."""
+        filtered = torch.empty(x.shape)
+        blocks = (tensor.reshape(-1, *self.shift.shape).split(self._rows()) for tensor in (x, filtered))
+        for source, block in zip(*blocks, strict=True):
+            torch.sub(source, self.shift, out=block).mul_(self.scale)
+            if self.clip > 0:
+                block.clamp_(-self.clip, self.clip)
+        return filtered
+
+    def _rows(self) -> int:
+        return max(1, BLOCK_NUMBERS // max(1, self.shift.numel()))
 
 
 class ObservationFilters(nn.Module):
@@ -63,6 +80,13 @@ class ObservationFilters(nn.Module):
         """Merges what moments() returned for any number of fragments, over all learners."""
         for i, one in enumerate(self.filters):
             one.merge(merged([parts[i] for parts in moments], one.mean.shape, ranks))  # type: ignore[operator, union-attr, arg-type]
+
+
+def _traced() -> bool:
+    """Whether PyTorch follows this call to export it, to compile it or to run it for several policies at once; then it
+    can neither split rows nor write into tensors."""
+    tracing = torch.compiler.is_compiling() or torch.compiler.is_exporting()
+    return tracing or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _exchange(obs: Tensor | Batch, path: tuple[str, ...], function: Callable[[Tensor], Tensor]) -> Tensor | Batch:

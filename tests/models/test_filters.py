@@ -50,6 +50,16 @@ def test_a_filter_makes_unit_deviation_bounds_it_and_is_the_identity_at_first():
     torch.testing.assert_close(made(x), torch.tensor([[-1.0, 0.0], [0.0, 0.0], [1.0, 0.0]]), atol=1e-3, rtol=0)
 
 
+@pytest.mark.parametrize("clip", [2.0, 0.0])
+@pytest.mark.parametrize("shape", [(1, 2, 3), (4, 84, 84), (3, 300, 200)])
+def test_images_in_blocks_are_filtered_as_a_whole_batch_is(shape, clip):
+    images = torch.randint(0, 256, (3, 5, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    made = ObservationFilter(shape, clip)
+    made.merge(moments_of(images[0]))
+    for part in (images, images[:, ::2], images[0, 0], images[:, :0]):
+        assert torch.equal(made(part), made(part.float()))
+
+
 def test_reward_scale_is_the_deviation_of_the_discounted_return():
     made = RewardScale()
     returns = torch.tensor([1.0, 3.0, 5.0])
