@@ -113,7 +113,10 @@ def main(words: Sequence[str]) -> int:
     if min(seeds) < 0:
         raise UserError("seeds must not be negative")
     bars = choose(names, flags["--fast"], len(seeds))
-    folder = Path(flags["--runs"]) if flags["--runs"] else new_folder()
+    if flags["--runs"]:
+        folder = Path(flags["--runs"])
+    else:
+        folder = Path("runs") if flags["--dry-run"] else new_folder()  # a dry run makes no folder
     jobs = {}
     for bar in bars:
         for seed in seeds:

@@ -93,7 +93,9 @@ class Trained:
                 if frames is not None:
                     frames.reset()
         else:
-            self._first = torch.from_numpy(np.asarray(is_first, dtype=bool).copy())
+            first = torch.from_numpy(np.asarray(is_first, dtype=bool).copy())
+            held = self._first  # what an earlier call told, and act() has not seen
+            self._first = first if held is None or held.shape != first.shape else first | held
 
     def act(self, obs: Any, mode: Mode = "greedy", reward: Any = None, env: Any = None) -> Any:
         """Returns the action, as the environment takes it, for an observation as the environment gives it.

@@ -742,6 +742,10 @@ def test_a_loaded_atari_policy_takes_raw_screens(tmp_path):
         trained.reset(np.array([begins]))
         trained.act(screens[held])
         assert trained.screens.frames.any(axis=(1, 2)).tolist() == [False] * (4 - held) + [True] * held
+    for begins in (True, False):  # the second call must not take the first one back
+        trained.reset(np.array([begins]))
+    trained.act(screens[0])
+    assert trained.screens.frames.any(axis=(1, 2)).tolist() == [False] * 3 + [True]
     trained.reset(np.array([True, False]))
     with pytest.raises(ValueError, match="a raw screen is of one game, and reset\\(\\) was told of 2"):
         trained.act(screens[0])
