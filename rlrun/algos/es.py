@@ -11,7 +11,7 @@ Differs from the paper: there is no virtual batch normalisation. Slices of the t
 instead of by each sampler for itself.
 Metrics: learn/perturbed_return: mean over all perturbations; perturbed_return_max; report_return: mean of the last
 report_length unperturbed episodes; update_ratio: norm of the step's gradient (with weight decay) divided by the norm
-of the parameters; rollouts: number of pairs; grad_norm; lr.
+of the parameters, or 0 while these are all 0; rollouts: number of pairs; grad_norm; lr.
 Checked: tests/algos/test_es.py (the centred rank, gradient by hand), tests/runners/test_evolution.py, tuned/es/.
 """
 
@@ -96,7 +96,9 @@ class ES(Algorithm):
         gradient = weighed_noise(self.noise, self.policy.size, weight, batch.offset) / (2 * len(weight))
         vector = self.policy.vector()  # [P], differentiable
         gradient = gradient.to(vector.device)
-        ratio = (gradient - cfg.l2 * vector.detach()).norm() / vector.detach().norm()
+        size = vector.detach().norm()
+        ratio = (gradient - cfg.l2 * vector.detach()).norm() / size
+        ratio = torch.where(size > 0, ratio, torch.zeros_like(ratio))  # linear policies begin at exactly 0
         # Descending on this loss ascends along gradient - l2 * vector.
         steps = self.optimizer.step(0.5 * cfg.l2 * vector.square().sum() - gradient @ vector, clock)
         metrics = {

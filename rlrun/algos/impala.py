@@ -8,8 +8,8 @@ vtrace=false every importance weight is 1, which leaves n-step returns (as RLlib
 advantage_bootstrap=mixed makes lambda_ shorten advantages as well as targets, as GAE does; the paper's shortens targets
 alone.
 Metrics: learn/policy_loss, value_loss and entropy per row; rho_mean and rho_clipped: the mean importance weight pi/mu
-and the share of weights above rho_clip; explained_variance: 1 - Var(target - value) / Var(target); grad_norm before
-clipping; lr.
+and the share of weights above rho_clip, if it clips; explained_variance: 1 - Var(target - value) / Var(target);
+grad_norm before clipping; lr.
 Checked: tests/ops/test_vtrace.py (the paper's O(T^2) sum), tests/algos/test_impala.py (a loss by hand), tuned/impala/.
 """
 
@@ -106,6 +106,8 @@ class Impala(Algorithm):
         shares = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy}
         if cfg.vtrace:
             rho = log_rho.exp()
-            shares |= {"rho_mean": mean(rho), "rho_clipped": mean((rho > cfg.rho_clip).float())}
+            shares |= {"rho_mean": mean(rho)}
+            if cfg.rho_clip > 0:  # 0: nothing is clipped
+                shares |= {"rho_clipped": mean((rho > cfg.rho_clip).float())}
         metrics = self.report(shares, {"explained_variance": self.explained_variance(target, value.detach(), valid)})
         return scale * (policy_loss - entropy_coef * entropy), scale * value_loss, metrics

@@ -83,7 +83,8 @@ class RE3(Algorithm):
         super().__init__(policy, spec, cfg, ctx)
         self.inner = make_inner(cfg.inner, policy, spec, ctx, "beta")
         needs = self.needs(cfg)
-        rows = needs.columns * (needs.rows if needs.replay is None else 1)
+        # The rows of a batch, or the fewest of them that can be live where a replay draws fragments.
+        rows = needs.columns * (needs.rows if needs.replay is None else needs.replay.rows_from)
         if cfg.k_nearest >= rows:
             raise ValueError(f"k_nearest {cfg.k_nearest} must be below the {rows} rows of a batch")
         self.encoder = random_features(spec, cfg.encoder_hidden, cfg.activation, cfg.embedding_size)

@@ -81,10 +81,11 @@ ALIGNED = 16  # numbers; every parameter begins at a multiple of these, which is
 
 
 class SharedState(NamedTuple):
-    """An optimiser's parameters and statistics in shared memory."""
+    """An optimiser's parameters, statistics and number of steps in shared memory."""
 
     numbers: Tensor
     statistics: dict[str, Tensor]
+    steps: Tensor
 
 
 def gathered(parameters: Sequence[nn.Parameter]) -> nn.Parameter:
@@ -353,7 +354,8 @@ class Optimizer:
         self._begin()
         for statistic in self.inner.state[self.whole].values():
             statistic.share_memory_()
-        return SharedState(self.whole.data, dict(self.inner.state[self.whole]))
+        self.steps.share_memory_()
+        return SharedState(self.whole.data, dict(self.inner.state[self.whole]), self.steps)
 
     @torch.no_grad()
     def _begin(self) -> None:
@@ -376,6 +378,7 @@ class Optimizer:
         self.stepped = nn.Parameter(shared.numbers)
         self.inner = self._inner(self.stepped)
         self.inner.state[self.stepped] = shared.statistics
+        self.steps = shared.steps
 
     def state_dict(self) -> dict:
         """The state, with statistics for each parameter in the form in which PyTorch's own optimisers write them."""

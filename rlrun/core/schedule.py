@@ -76,6 +76,13 @@ class Schedule:
     def parse(value: object) -> Schedule:
         """Parses a number, "A to B over N" with an optional curve behind it, {start, end, steps} with an optional
         curve, or [[env_steps, value], ...] with rising env_steps. Raises ValueError for anything else."""
+        try:
+            return Schedule._parsed(value)
+        except OverflowError:  # of a whole number with hundreds of digits, such as 1e999
+            raise ValueError("a schedule's numbers must be finite") from None
+
+    @staticmethod
+    def _parsed(value: object) -> Schedule:
         if isinstance(value, bool) or value is None:
             raise ValueError(FORMS)
         if isinstance(value, int | float):
@@ -104,7 +111,10 @@ class Schedule:
             and value
             and all(isinstance(p, list | tuple) and len(p) == 2 for p in value)
         ):
-            points = tuple((float(_read(x)), float(y)) for x, y in value)
+            read_points = [(_read(x), _read(y)) for x, y in value]
+            if not all(_is_number(part) for point in read_points for part in point):
+                raise ValueError(FORMS)
+            points = tuple((float(x), float(y)) for x, y in read_points)
             if any(a[0] >= b[0] for a, b in itertools.pairwise(points)):
                 raise ValueError("a schedule's points need rising env_steps")
             return Schedule(points)

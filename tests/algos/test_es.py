@@ -1,5 +1,7 @@
 """Checks ES and ARS: ranks, gradients and steps by hand, and which perturbations are made."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -136,6 +138,9 @@ def test_every_column_acts_with_its_own_parameters(typed, env, words):
 
 def test_linear_policies_begin_at_zero(typed):
     assert not algorithm(typed, "ars", "algo.actor.hidden=[]").policy.vector().any()
+    linear = algorithm(typed, "es", "algo.actor.hidden=[]")
+    ratios = [linear.update(results([[3.0, 1.0], [2.0, 5.0]], [0, 9]), Clock()).metrics["update_ratio"] for _ in (1, 2)]
+    assert ratios[0] == 0 and 0 < ratios[1] < math.inf
     assert algorithm(typed, "ars").policy.vector().any()
 
 

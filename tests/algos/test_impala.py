@@ -50,6 +50,9 @@ def test_loss_by_hand(typed):
     assert policy_loss.item() == pytest.approx(expected - 0.1 * entropy, rel=1e-5)
     assert value_loss.item() == pytest.approx(sum(0.5 * (target[t] - values[t]) ** 2 for t in range(3)), rel=1e-5)
     assert metrics["rho_clipped"].item() == pytest.approx(2 / 3)
+    unclipped = algorithm(typed, "algo.rho_clip=0")
+    with_outputs(unclipped, probabilities, values)
+    assert "rho_clipped" not in unclipped.loss(three_rows(), 0.1)[2]
 
 
 def test_a_mean_is_the_sum_over_live_rows(typed):

@@ -13,6 +13,7 @@ from rlrun.core.schedule import Clock
 
 WORDS = ["algo=re3", "env=CartPole-v1", "resources=debug", "logger=[]", "model.hidden=[8]", "algo.inner.fragment_length=5", "algo.inner.batch_size=20",
          "algo.inner.minibatch_size=20", "algo.embedding_size=6", "algo.encoder_hidden=[7]"]  # fmt: skip
+R2D2 = ["algo.inner.batch_size=3", "algo.inner.sequence_length=6", "algo.inner.burn_in=2", "model.memory.size=8"]
 
 
 def wired(typed, *words):
@@ -70,6 +71,13 @@ def test_the_encoder_never_learns(typed):
         made.update(batch, Clock(20 * number, number))
     assert all(torch.equal(a, b) for a, b in zip(before, made.encoder.parameters(), strict=True))
     assert all(name.startswith("inner") for name, _ in made.optimizers())
+
+
+def test_sequences_from_a_replay_have_as_many_neighbours_as_rows(typed):
+    words = ["algo=re3", "algo@algo.inner=r2d2", "env=CartPole-v1", "resources=debug", "logger=[]", *R2D2]
+    assert Wired(typed(*words, "algo.k_nearest=23")).algorithm()
+    with pytest.raises(UserError, match="k_nearest 24 must be below the 24 rows of a batch"):
+        Wired(typed(*words, "algo.k_nearest=24")).algorithm()
 
 
 def test_too_many_neighbours_are_refused(typed):

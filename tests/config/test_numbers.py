@@ -35,7 +35,7 @@ def test_texts_become_numbers_where_an_option_is_one():
 
 
 def test_schedules_count_env_steps_in_the_same_way():
-    for given in ("1 to 0 over 2k", {"start": 1, "end": 0, "steps": "2k"}, [["0", 1.0], ["2k", 0.0]]):
+    for given in ("1 to 0 over 2k", {"start": 1, "end": 0, "steps": "2k"}, [["0", 1.0], ["2k", "0"]]):
         assert Schedule.parse(given)(Clock(1000)) == pytest.approx(0.5)
 
 

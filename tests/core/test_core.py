@@ -117,6 +117,11 @@ def test_schedules():
         "1 to 2",
         "a to b over c",
         "1 to 0 over 0",
+        "1e999 to 0 over 100",
+        [[0, "1e999"]],
+        [[0, None]],
+        [[0, True]],
+        [[0, "3Q"]],
     ):
         with pytest.raises(ValueError):
             Schedule.parse(bad)

@@ -23,6 +23,7 @@ ASYNC = ["algo=a3c", "resources.num_learners=2", "logger=[]", "model.hidden=[64]
 
 def optimizer(parameter, kind="rmsprop"):
     more = {"momentum": 0.5, "centered": True} if kind.startswith("rmsprop") else {"weight_decay": 0.1}
+    more |= {"warmup_updates": 6} if kind == "adamw" else {}  # all count the same steps
     cfg = optimizer_config(kind=kind, epsilon=1e-3, decay=0.9, beta2=0.99, **more)
     return Optimizer([parameter], cfg, Schedule.parse(0.1), 1.0)
 
