@@ -48,9 +48,10 @@ PROTOCOL_SHOWN = {
 INTRODUCTION = (
     "Made by `rlrun benchmark reproduce-tables --only-render` from the JSON files below this folder. Cells with a",
     "result come first; those that have not been run are one list at the end. The verdicts mean:",
-    "`beaten`: every seed is above the published figure; `within`: the figure lies between the lowest and the highest",
-    "seed; `short`: every seed is below the figure; `partial`: only a part of the budget was run, which allows no",
-    "comparison; `measured`: no figure was published.",
+    "`beaten`: every seed is better than the published figure; `within`: the figure lies between the lowest and the",
+    "highest seed; `short`: every seed is worse than the figure, or a seed never reached the return that ends the",
+    "count of seconds; `partial`: only a part of the budget was run, which allows no comparison; `measured`: no",
+    "figure was published. A higher return is better, and so are fewer seconds.",
 )
 
 
@@ -64,15 +65,17 @@ def number(value: float | None) -> str:
 
 
 def spread(one: Measured) -> str:
-    """The mean, the lowest and the highest score of a cell's seeds, or "never" where no run reached the target."""
+    """The mean, the lowest and the highest score of a cell's seeds.
+
+    It is "never" where no run reached the target, and says how many did where some have not.
+    """
     if not one.scores:
         return "" if not one.results else "never"
-    mean = sum(one.scores) / len(one.scores)
-    return (
-        number(mean)
-        if len(one.scores) == 1
-        else f"{number(mean)} ({number(min(one.scores))} to {number(max(one.scores))})"
-    )
+    text = number(sum(one.scores) / len(one.scores))
+    if len(one.scores) > 1:
+        text += f" ({number(min(one.scores))} to {number(max(one.scores))})"
+    reached, seeds = len(one.scores), len(one.results)
+    return text if reached == seeds else f"{reached} of {seeds} seeds: {text}"
 
 
 def hardware(one: Measured) -> str:

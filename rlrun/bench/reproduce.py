@@ -80,9 +80,13 @@ def lists(words: Sequence[str]) -> dict[str, list[str]]:
                 f"There is no option {key!r} here.{closest(key, KEYS)} There are {', '.join(f'{k}=' for k in KEYS)} and"
                 f" {', '.join(FLAGS)}."
             )
-        found[key] = [part for part in value.split(",") if part]
-        if not found[key]:
+        values = [part for part in value.split(",") if part]
+        if not values:
             raise UserError(f"{key}= needs a value")
+        if key in found:
+            instead = "" if key == "budget" else f": write {key}={','.join([*found[key], *values])}"
+            raise UserError(f"{key}= is given twice{instead}")
+        found[key] = values
     return found
 
 

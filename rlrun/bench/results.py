@@ -242,7 +242,8 @@ class Measured(NamedTuple):
     def mark(self) -> str:
         """How the seeds' lowest and highest scores compare with the published figure: beaten, within spread or short.
 
-        It is "not run" without results, "partial" for a part of the budget, and "measured" where nothing was published.
+        It is short, too, where a seed never reached the target. It is "not run" without results, "partial" for a part
+        of the budget, and "measured" where nothing was published.
         """
         if not self.results:
             return "not run"

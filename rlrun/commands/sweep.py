@@ -11,8 +11,9 @@ tuned='glob(impala/*)'. --jobs says how many runs share the machine at a time; e
 GPU. The default is one run for each GPU, or one for every two cores. --dry-run prints the runs and starts none. All
 runs are checked before the first begins, as rlrun train --plan checks one. --timeout ends a run after so many seconds.
 A run that fails does not stop the others. --resume continues the runs that failed or were interrupted, from their last
-checkpoint. Ctrl-C lets running jobs save a checkpoint. --trust lets --config-dir, or a sweep from elsewhere that is
-resumed, name modules that no installed package contains.
+checkpoint. With --search random or tpe it continues only those that were interrupted, because the search has learnt
+from the failures; with pbt, members that failed need a checkpoint to go on. Ctrl-C lets running jobs save a checkpoint.
+--trust lets --config-dir, or a sweep from elsewhere that is resumed, name modules that no installed package contains.
 
 --search draws values from lists and intervals instead; int(interval(1,8)) draws whole numbers. Its methods are random,
 tpe (Optuna) and pbt. pbt trains a population of --trials runs: after every --every env steps the worst runs copy the
@@ -99,7 +100,7 @@ def check_flags(flags: dict[str, Any]) -> None:
 
 def begin(words: list[str], flags: dict[str, Any]) -> int:
     from rlrun.core.passwords import masked
-    from rlrun.experiments.grid import grid, job_name, parse
+    from rlrun.experiments.grid import bare, grid, job_name, parse
 
     if not words:
         raise UserError(
@@ -107,7 +108,9 @@ def begin(words: list[str], flags: dict[str, Any]) -> int:
         )
     space = parse(words)
     for reserved in ("run_dir", "runs_root"):
-        if reserved in space.choices or (reserved == "run_dir" and any(word.startswith("run_dir=") for word in words)):
+        if space.varies(reserved) or (
+            reserved == "run_dir" and any(bare(word).startswith("run_dir=") for word in words)
+        ):
             raise UserError(
                 f"{reserved}= cannot vary: every job has a directory of its own in the sweep's directory (--dir)"
             )
@@ -162,7 +165,7 @@ def search(words: list[str], space: Any, own: list[str], flags: dict[str, Any]) 
             if kind == "pbt"
             else "--every is for --search pbt"
         )
-    if "seed" in space.choices:
+    if space.varies("seed"):
         raise UserError("seed= varies, but a search takes one seed: it would otherwise find the luckiest")
     if not space.choices and not space.intervals:
         raise UserError("--search needs something to search in, such as 'algo.lr=tag(log, interval(1e-5, 1e-3))'")
@@ -171,9 +174,7 @@ def search(words: list[str], space: Any, own: list[str], flags: dict[str, Any]) 
 
         optuna()
     first = [f"{key}={values[0]}" for key, values in space.choices.items()]
-    first += [
-        f"{key}={int(interval.low) if interval.whole else interval.low:g}" for key, interval in space.intervals.items()
-    ]
+    first += [f"{key}={int(one.low) if one.whole else one.text(one.low)}" for key, one in space.intervals.items()]
     check_free(flags, MADE_BY_PBT if kind == "pbt" else MADE_BY_TRIALS)
     config = JobCheck(plans=jobs_run_here(flags), compares=True)([*own, *space.fixed, *first], "at the lowest values")
     if kind == "pbt":
@@ -191,7 +192,7 @@ def search(words: list[str], space: Any, own: list[str], flags: dict[str, Any]) 
     }
     if flags["--dry-run"]:
         drawn = [f"{key} of {', '.join(values)}" for key, values in space.choices.items()]
-        drawn += [f"{key} from {one.low:g} to {one.high:g}" for key, one in space.intervals.items()]
+        drawn += [f"{key} from {one.low:.12g} to {one.high:.12g}" for key, one in space.intervals.items()]
         print(f"{trials} {'members' if kind == 'pbt' else 'runs'} by {kind}: {'; '.join(drawn)}")
         return 0
     folder = made(flags, config)

@@ -38,6 +38,11 @@ class Interval(NamedTuple):
     log: bool
     whole: bool
 
+    def text(self, value: float) -> str:
+        """A number of the interval with six digits, or with all of them where six would leave the interval."""
+        short = f"{value:.6g}"
+        return short if self.low <= float(short) <= self.high else str(value)
+
 
 class Space(NamedTuple):
     """The words of a sweep: those that are fixed, and the values and intervals of those that vary."""
@@ -45,6 +50,15 @@ class Space(NamedTuple):
     fixed: tuple[str, ...]
     choices: dict[str, list[str]]
     intervals: dict[str, Interval]
+
+    def varies(self, option: str) -> bool:
+        """Whether the option has several values, whatever Hydra's sign before its key."""
+        return any(bare(key) == option for key in (*self.choices, *self.intervals))
+
+
+def bare(word: str) -> str:
+    """A word or its key without Hydra's +, ++ or ~ before it."""
+    return word.lstrip("+~")
 
 
 def parse(words: Sequence[str]) -> Space:
@@ -58,7 +72,9 @@ def parse(words: Sequence[str]) -> Space:
     fixed: list[str] = []
     choices: dict[str, list[str]] = {}
     intervals: dict[str, Interval] = {}
-    single: set[str] = set()  # keys of fixed words; of two of these the last counts, as for rlrun train
+    # Of two fixed words with the same key the last counts, as for rlrun train.
+    single: set[str] = set()
+    several: set[str] = set()
     for word in words:
         try:
             override = parser.parse_override(word)
@@ -67,12 +83,12 @@ def parse(words: Sequence[str]) -> Space:
             why = meant or f": {str(error).splitlines()[0]}"
             raise UserError(f"{word!r} is not of the form key=value{why}") from None
         key = override.get_key_element()
-        varies = override.is_sweep_override()
-        if key in choices or key in intervals or (varies and key in single):
-            raise UserError(f"{key}= is given twice: write all of its values in one word, such as {key}=1,2,3")
+        option, varies = bare(key), override.is_sweep_override()
+        if option in several or (varies and option in single):
+            raise UserError(f"{option}= is given twice: write all of its values in one word, such as {option}=1,2,3")
+        (several if varies else single).add(option)
         if not varies:
             fixed.append(word)
-            single.add(key)
         elif override.is_interval_sweep():
             sweep = override.value()
             assert isinstance(sweep, IntervalSweep)

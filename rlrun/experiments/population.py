@@ -75,6 +75,9 @@ class PopulationTraining:
             check,
         )
         self.pending: list[list[Any]] = []  # takeovers that are decided but not done: loser, winner, values
+        self.exploited = 0  # the newest generation after which takeovers were decided
+        self.queue: list[Member] = []
+        self.out: set[str] = set()  # the members whose jobs are running or were interrupted in this session
         self.state = folder / "population.json"
         self.generations = math.ceil(env_steps / every)
         self.rng = np.random.default_rng([seed, 0])
@@ -84,7 +87,7 @@ class PopulationTraining:
             self.members = [Member(f"member-{index:02d}", self._drawn()) for index in range(count)]
             for member in self.members:
                 check(self._words(member), member.name)
-        self.queue = [member for member in self.members if not member.dead and member.generation == self.generation]
+        self._advance()
 
     @property
     def generation(self) -> int:
@@ -97,8 +100,11 @@ class PopulationTraining:
         if key in self.space.choices:
             return str(self.rng.choice(self.space.choices[key]))
         interval = self.space.intervals[key]
-        low, high = (math.log(interval.low), math.log(interval.high)) if interval.log else (interval.low, interval.high)
-        value = self.rng.uniform(low, high)
+        # Half a unit is added at both ends of whole numbers, because the ends would otherwise be drawn half as often
+        # as the numbers between them.
+        more = 0.5 if interval.whole else 0.0
+        low, high = interval.low - more, interval.high + more
+        value = self.rng.uniform(*((math.log(low), math.log(high)) if interval.log else (low, high)))
         return bounded(math.exp(value) if interval.log else value, interval)
 
     def _drawn(self) -> dict[str, Any]:
@@ -145,6 +151,9 @@ class PopulationTraining:
         if not self.queue:
             return None
         member = self.queue.pop(0)
+        self.out.add(member.name)
+        if member.generation and not checkpoints(self.folder / member.name):
+            print(f"  {member.name} has lost its checkpoints and begins anew", flush=True)
         job = job_in(self.folder, member.name, self._words(member))
         return replace(job, resume=(f"env_steps={self._target(member)}",))
 
@@ -154,7 +163,8 @@ class PopulationTraining:
     def done(self, outcome: Outcome) -> None:
         member = next(one for one in self.members if one.name == outcome.job.name)
         if outcome.status == "INTERRUPTED":
-            return
+            return  # it stays in self.out, because the others wait for it until the sweep is resumed
+        self.out.remove(member.name)
         if outcome.status not in DONE:
             member.dead = True
         else:
@@ -162,10 +172,20 @@ class PopulationTraining:
             member.score = outcome.return_mean
             member.history.append({"env_steps": outcome.env_steps, "score": member.score, **member.values})
         self._save()
-        waiting = [one for one in self.members if not one.dead and one.generation == self.generation]
-        if len(waiting) == sum(not one.dead for one in self.members) and self.generation < self.generations:
+        if not self.queue and not self.out:
+            self._advance()
+
+    def _advance(self) -> None:
+        """Queues the members for their next generation, after the takeovers of the one that all have finished.
+
+        A member that failed and is tried again after others have gone on first catches up with them alone.
+        """
+        if self.generation >= self.generations:
+            return
+        alive = [one for one in self.members if not one.dead]
+        self.queue = [one for one in alive if one.generation == self.generation]
+        if len(self.queue) == len(alive) and self.generation > self.exploited:
             self._exploit()
-            self.queue = waiting
 
     def _exploit(self) -> None:
         """Lets the worst quarter take over from the best quarter.
@@ -193,6 +213,7 @@ class PopulationTraining:
                 flush=True,
             )
             self.pending.append([loser.name, winner.name, values])
+        self.exploited = self.generation
         self._save()
         self._take_over()
 
@@ -239,11 +260,13 @@ class PopulationTraining:
             }
             for one in self.members
         ]
-        write_atomically(
-            self.state,
-            json.dumps({"members": members, "pending": self.pending, "rng": self.rng.bit_generator.state}, indent=1)
-            + "\n",
-        )
+        said = {
+            "members": members,
+            "exploited": self.exploited,
+            "pending": self.pending,
+            "rng": self.rng.bit_generator.state,
+        }
+        write_atomically(self.state, json.dumps(said, indent=1) + "\n")
         sign(self.state)
 
     def _load(self) -> None:
@@ -253,6 +276,9 @@ class PopulationTraining:
             said = json.loads(self.state.read_text())
             self.members = [Member(**one) for one in said["members"]]
             self.pending, self.rng.bit_generator.state = said["pending"], said["rng"]
+            # Earlier versions did not save this. They decided takeovers as soon as all members had ended a generation.
+            ended = min((one.generation for one in self.members if not one.dead), default=0)
+            self.exploited = said.get("exploited", ended)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{self.state} is damaged: {error}") from None
         for one in self.members:
@@ -289,13 +315,18 @@ def shown(score: float | None) -> str:
 
 def bounded(value: float, interval: Interval) -> float | int:
     value = min(max(value, interval.low), interval.high)
-    return round(value) if interval.whole else float(f"{value:.6g}")
+    return round(value) if interval.whole else float(interval.text(value))
 
 
 def take_over(winner: Path, loser: Path, values: dict[str, Any]) -> None:
-    """Gives the loser's run the winner's last checkpoint, and changes these values in the loser's own options."""
+    """Gives the loser's run the winner's last checkpoint, and changes these values in the loser's own options.
+
+    Where this fails, the loser keeps its own checkpoints and options. After a kill at any point it can be done again.
+    """
+    own, fresh, old = loser / "checkpoints", loser / "checkpoints.new", loser / "checkpoints.old"
+    if old.exists() and not own.exists():  # an earlier try was killed between its two renames
+        old.rename(own)
     name = checkpoints(winner)[-1]
-    fresh = loser / "checkpoints.new"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir()
     shutil.copytree(winner / "checkpoints" / name, fresh / name)
@@ -308,12 +339,16 @@ def take_over(winner: Path, loser: Path, values: dict[str, Any]) -> None:
         for group in groups:
             node = node[group]
         node[last] = yaml_value(value)
-    save_config(config, loser)
-    old = loser / "checkpoints.old"
     shutil.rmtree(old, ignore_errors=True)
-    (loser / "checkpoints").rename(old)
-    fresh.rename(loser / "checkpoints")
-    shutil.rmtree(old)
+    own.rename(old)
+    try:
+        fresh.rename(own)
+        save_config(config, loser)
+    except OSError:
+        shutil.rmtree(own, ignore_errors=True)
+        old.rename(own)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def yaml_value(value: Any) -> Any:

@@ -111,7 +111,7 @@ class Trials:
         return list(params.items())
 
     def _text(self, key: str, value: Any) -> str:
-        return str(value) if key in self.space.choices else f"{value:.6g}" if isinstance(value, float) else str(value)
+        return self.space.intervals[key].text(value) if isinstance(value, float) else str(value)
 
     def _job(self, number: int, varied: Sequence[Variation]) -> TrainingJob:
         return job_in(

@@ -7,7 +7,7 @@ import pytest
 
 from rlrun.bench import results
 from rlrun.bench.longer import cut
-from rlrun.bench.publish import headings, markdown, publish, rows, spread
+from rlrun.bench.publish import INTRODUCTION, headings, markdown, publish, rows, spread
 from rlrun.bench.reproduce import CellJob, Cells
 from rlrun.bench.results import (
     CurveRow,
@@ -171,6 +171,11 @@ def test_seconds_until_a_target(tmp_path):
     assert measured(tmp_path, one).mark == "short" and spread(measured(tmp_path, one)) == "never"
     write(tmp_path, key, values)
     assert measured(tmp_path, one).mark == "beaten", "less is better"
+    write(tmp_path, *result(one, 2, score=40.0))
+    assert spread(measured(tmp_path, one)) == "38 (36 to 40)" and measured(tmp_path, one).mark == "beaten"
+    write(tmp_path, *result(one, 3, score=None))
+    assert spread(measured(tmp_path, one)) == "2 of 3 seeds: 38 (36 to 40)" and measured(tmp_path, one).mark == "short"
+    assert "`short`: every seed is worse than the figure, or a seed never reached the return" in " ".join(INTRODUCTION)
 
 
 @pytest.mark.parametrize(
@@ -246,6 +251,8 @@ def test_what_is_drawn_says_what_is_known(tmp_path):
         (["budget=0"], "budget is a share"),
         (["budget=2"], "budget is a share"),
         (["budget=0.1,0.2"], "budget takes one number"),
+        (["budget=0.1", "budget=0.2"], "budget= is given twice"),
+        (["game=Pong", "seeds=1", "game=Breakout"], "game= is given twice: write game=Pong,Breakout"),
         (["seeds=a"], "seeds=a: this is not a whole number"),
         (["tables=impala_10m"], "There is no option 'tables' here. Did you mean table"),
         (["--render"], "There is no flag --render"),

@@ -39,6 +39,7 @@ def test_dry_run_prints_the_runs_and_makes_nothing(tmp_path, capsys, monkeypatch
         (["algo=pg,a2c", *QUICK, "algo.lr=-1"], "job 000-pg: algo.lr must be at least 0"),
         (["algo=pg", *QUICK, "algo.lr=interval(0.1,0.2)"], "algo.lr is an interval"),
         (["algo=pg", *QUICK, "run_dir=here"], "run_dir= cannot vary"),
+        (["algo=pg", *QUICK, "++run_dir=here"], "run_dir= cannot vary"),
         (["algo=pg", *QUICK, "--job", "2"], "There is no flag --job here. Did you mean --jobs?"),
         (["algo=pg", *QUICK, "--jobs", "two"], "--jobs two: this is not a whole number"),
         (["algo=pg", *QUICK, "--jobs"], "--jobs needs a value"),
@@ -48,6 +49,14 @@ def test_dry_run_prints_the_runs_and_makes_nothing(tmp_path, capsys, monkeypatch
         (["algo=pg", *QUICK, "--search", "tpe", "--trials", "2"], "--search needs something to search in"),
         (
             ["algo=pg,a2c", *QUICK, "seed=1,2", "--search", "tpe", "--trials", "2"],
+            "seed= varies, but a search takes one seed",
+        ),
+        (
+            ["algo=pg,a2c", *QUICK, "++seed=1,2", "--search", "tpe", "--trials", "2"],
+            "seed= varies, but a search takes one seed",
+        ),
+        (
+            ["algo=pg", *QUICK, "seed=int(interval(1,9))", "--search", "tpe", "--trials", "2"],
             "seed= varies, but a search takes one seed",
         ),
         (["algo=pg,a2c", *QUICK, "--search", "pbt", "--trials", "2"], "--search pbt needs --every N"),

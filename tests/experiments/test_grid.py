@@ -61,6 +61,8 @@ def test_intervals_say_how_to_search():
         (["seed=1,2", "seed=3,4"], "seed= is given twice"),
         (["seed=1,2", "seed=3"], "seed= is given twice"),
         (["seed=3", "seed=1,2"], "seed= is given twice"),
+        (["seed=1,2", "++seed=3,4"], "seed= is given twice"),
+        (["++seed=3", "seed=1,2"], "seed= is given twice"),
         (["seed=1,2,1"], "has 1 twice, which would run the same job twice"),
         (["seed"], "not of the form key=value"),
         (["algo.lr=glob(*)"], "needs a list of names"),

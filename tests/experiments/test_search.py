@@ -2,6 +2,8 @@
 
 import json
 import math
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -57,6 +59,10 @@ def test_values_are_drawn_from_lists_and_intervals(tmp_path):
         and len({one["algo.batch_size"] for one in seen}) > 5
     )
     assert sum(float(one["algo.lr"]) < 1e-3 for one in seen) > 8, "half of a logarithmic interval lies below its middle"
+    (tmp_path / "narrow").mkdir()
+    narrow = parse(["algo.discount=interval(0.9999991, 0.9999999)"])
+    job = Trials(narrow, "random", 1, False, 1000, 0, tmp_path / "narrow", allowed).next()
+    assert 0.9999991 <= float(values_of(job)["algo.discount"]) <= 0.9999999
 
 
 def test_the_same_seed_draws_the_same(tmp_path):
@@ -165,11 +171,20 @@ def population(folder, count=4, every=100, steps=400, **options):
     return PopulationTraining(parse(SPACE), count, every, steps, 0, folder, options.pop("check", allowed))
 
 
-def play(supply, folder, score):
-    """Plays all jobs that the supply gives out now: each leaves a checkpoint and a config, and scores score(name)."""
+SCORES = {"member-00": 1.0, "member-01": 9.0, "member-02": 5.0, "member-03": 4.0}
+
+
+def play(supply, folder, score, fails=()):
+    """Plays all jobs that the supply gives out now: each leaves a checkpoint and a config, and scores score(name).
+
+    fails: the names of those that fail instead.
+    """
     done = []
     while (job := supply.next()) is not None:
         step = int(job.resume[0].removeprefix("env_steps="))
+        if job.name in fails:
+            done.append((job, step))
+            continue
         place = job.run_dir / "checkpoints" / f"{step:012d}"
         place.mkdir(parents=True, exist_ok=True)
         (place / "policy.pt").write_text(job.name)
@@ -179,15 +194,15 @@ def play(supply, folder, score):
             )
         done.append((job, step))
     for job, step in done:
-        supply.done(Outcome(job=job, status="COMPLETED", summary={"return_mean": score(job.name), "env_steps": step}))
+        status = "FAILED" if job.name in fails else "COMPLETED"
+        supply.done(Outcome(job=job, status=status, summary={"return_mean": score(job.name), "env_steps": step}))
     return done
 
 
 def test_members_go_on_by_parts_and_the_worst_takes_over(tmp_path, capsys):
     supply = population(tmp_path)
     before = {member.name: dict(member.values) for member in supply.members}
-    scores = {"member-00": 1.0, "member-01": 9.0, "member-02": 5.0, "member-03": 4.0}
-    steps = [step for _, step in play(supply, tmp_path, scores.get)]
+    steps = [step for _, step in play(supply, tmp_path, SCORES.get)]
     assert steps == [100] * 4 and "member-00 (return 1.00) takes over from member-01 (9.00)" in capsys.readouterr().out
     loser, winner = supply.members[0], supply.members[1]
     assert (tmp_path / "member-00" / "checkpoints" / f"{100:012d}" / "policy.pt").read_text() == "member-01"
@@ -205,8 +220,9 @@ def test_members_go_on_by_parts_and_the_worst_takes_over(tmp_path, capsys):
     )
     assert all(member.values == before[member.name] for member in supply.members[1:])
     for expected in (200, 300, 400):
-        assert [step for _, step in play(supply, tmp_path, scores.get)] == [expected] * 4
+        assert [step for _, step in play(supply, tmp_path, SCORES.get)] == [expected] * 4
     assert supply.next() is None and "member-01" in supply.best()
+    assert population(tmp_path).next() is None, "a population at its end has nothing left to do"
 
 
 def test_a_population_goes_on_where_it_was(tmp_path):
@@ -239,6 +255,34 @@ def test_members_that_fail_do_not_hold_up_the_others(tmp_path):
     assert {job.name for job in iter(supply.next, None)} == {"member-01", "member-02", "member-03"}
 
 
+@pytest.mark.parametrize("saved", ["today", "by an earlier version"])
+def test_a_failed_member_that_is_tried_again_catches_up(tmp_path, capsys, saved):
+    supply = population(tmp_path)
+    for fails in ((), ("member-02",), ()):  # three members end the third generation, and one only the first
+        play(supply, tmp_path, SCORES.get, fails)
+    if saved != "today":
+        path = tmp_path / "population.json"
+        path.write_text(
+            json.dumps({key: one for key, one in json.loads(path.read_text()).items() if key != "exploited"})
+        )
+        sign(path)
+    capsys.readouterr()
+    later = population(tmp_path)
+    for expected in (200, 300):
+        assert [(job.name, step) for job, step in play(later, tmp_path, SCORES.get)] == [("member-02", expected)]
+    assert "takes over" not in capsys.readouterr().out, "the third generation's takeovers are decided already"
+    assert [step for _, step in play(later, tmp_path, SCORES.get)] == [400] * 4 and later.next() is None
+
+
+def test_a_population_waits_for_a_member_that_was_interrupted(tmp_path):
+    supply = population(tmp_path)
+    first, *others = iter(supply.next, None)
+    supply.done(Outcome(job=first, status="INTERRUPTED"))
+    for job in others:
+        supply.done(Outcome(job=job, status="COMPLETED", summary={"return_mean": 1.0, "env_steps": 100}))
+    assert supply.next() is None and population(tmp_path).next().name == first.name
+
+
 @pytest.mark.parametrize(
     ("words", "count", "every", "said"),
     [
@@ -267,11 +311,13 @@ def test_members_have_seeds_of_their_own(tmp_path):
     assert [one[-2] for one in words] == ["seed=0", "seed=1", "seed=2", "seed=3"]
 
 
-def test_a_takeover_that_was_decided_is_done_after_a_kill(tmp_path, monkeypatch):
+@pytest.mark.parametrize("during", ["PopulationTraining.explored", "take_over", "save_config"])
+def test_a_takeover_is_done_after_a_kill(tmp_path, monkeypatch, during):
+    """The kill comes while it is decided, before its first step, or after the checkpoints are exchanged."""
     supply = population(tmp_path)
-    monkeypatch.setattr("rlrun.experiments.population.take_over", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(f"rlrun.experiments.population.{during}", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
-        play(supply, tmp_path, {"member-00": 1.0, "member-01": 9.0, "member-02": 5.0, "member-03": 4.0}.get)
+        play(supply, tmp_path, SCORES.get)
     monkeypatch.undo()
     later = population(tmp_path)
     assert (tmp_path / "member-00" / "checkpoints" / f"{100:012d}" / "policy.pt").read_text() == "member-01"
@@ -290,6 +336,20 @@ def test_small_whole_numbers_move():
     assert {1, 3} <= seen
 
 
+@pytest.mark.parametrize("log", [False, True])
+def test_the_ends_of_whole_numbers_are_as_likely_as_the_others(log):
+    """On a logarithmic scale, a number's share is the length of its logarithms, from half a unit below to half above."""
+    import numpy as np
+
+    made = PopulationTraining.__new__(PopulationTraining)
+    made.space = parse([f"algo.n={'tag(log, int(interval(1, 4)))' if log else 'int(interval(1, 4))'}"])
+    made.rng = np.random.default_rng(0)
+    drawn = [made._one("algo.n") for _ in range(4000)]
+    for n in (1, 2, 3, 4):
+        share = math.log((n + 0.5) / (n - 0.5)) / math.log(4.5 / 0.5) if log else 0.25
+        assert drawn.count(n) / len(drawn) == pytest.approx(share, abs=0.02)
+
+
 def test_values_stay_within_their_interval():
     space = parse(["algo.n=int(interval(2, 5))", "algo.lr=interval(0.1, 0.2)"]).intervals
     assert (
@@ -297,6 +357,8 @@ def test_values_stay_within_their_interval():
         and bounded(3.4, space["algo.n"]) == 3
         and bounded(0.05, space["algo.lr"]) == 0.1
     )
+    close_to_1 = parse(["algo.discount=interval(0.9, 0.9999999)"]).intervals["algo.discount"]
+    assert bounded(0.99999985, close_to_1) == 0.99999985 and bounded(0.95123456, close_to_1) == 0.951235
     assert yaml_value("1e-3") == 1e-3 and yaml_value("adam") == "adam" and yaml_value(0.5) == 0.5
 
 
@@ -313,3 +375,33 @@ def test_a_takeover_leaves_one_checkpoint_the_winners(tmp_path):
     import yaml
 
     assert yaml.safe_load((tmp_path / "loser" / "config.yaml").read_text()) == {"algo": {"lr": 0.3}, "seed": False}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_a_member_whose_takeover_fails_keeps_its_own(tmp_path, monkeypatch, capsys, error):
+    """The error comes between the two renames of the checkpoints: a kill, after which the winner is lost too, or a disk
+    that refuses."""
+    rename = Path.rename
+
+    def refuse(path, target):
+        if path.name == "checkpoints.new":
+            raise error
+        return rename(path, target)
+
+    supply = population(tmp_path)
+    values = dict(supply.members[0].values)
+    monkeypatch.setattr(Path, "rename", refuse)
+    if error is OSError:
+        play(supply, tmp_path, SCORES.get)
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            play(supply, tmp_path, SCORES.get)
+        shutil.rmtree(tmp_path / "member-01" / "checkpoints")
+        supply = population(tmp_path)
+    assert (tmp_path / "member-00" / "checkpoints" / f"{100:012d}" / "policy.pt").read_text() == "member-00"
+    assert json.loads((tmp_path / "member-00" / "config.yaml").read_text())["algo"]["lr"] == str(values["algo.lr"])
+    assert supply.members[0].values == values and not (tmp_path / "member-00" / "checkpoints.old").exists()
+    assert [job.name for job in iter(supply.next, None)] == list(SCORES)
+    said = capsys.readouterr().out
+    assert "member-00 could not take over" in said
+    assert ("member-01 has lost its checkpoints and begins anew" in said) == (error is KeyboardInterrupt)
