@@ -5,6 +5,8 @@ Noise is converted to units of an action's range; networks and learning rates ge
 
 from __future__ import annotations
 
+from typing import Any
+
 from rlrun.rllib.networks import activated, own_net
 from rlrun.rllib.q_learning import EPSILONS, from_replay
 from rlrun.rllib.translation import EVOLUTION, OFF_POLICY, SOFT, Translation
@@ -178,7 +180,8 @@ def _noise(one: Translation, at: str, group: str, smooth: bool) -> None:
         one.say("parameter_noise", "mapped", f"{at}.exploration.kind={ours}")
     one.say("parameter_noise", "dropped", why=f"false: {at}.exploration.kind={ours}")
     randoms = (f"{group}.random_timesteps", "pure_exploration_steps")
-    one.set(f"{at}.random_steps", int(one.get(*randoms, default=0) or 0), *randoms)
+    why = "all actions are random" if ours == "random" else ""
+    one.set(f"{at}.random_steps", int(one.get(*randoms, default=0) or 0), *randoms, why=why)
     sigma_keys = (f"{group}.ou_sigma", "exploration_ou_sigma", "exploration_sigma")
     base_keys = (f"{group}.ou_base_scale", "exploration_ou_noise_scale", "noise_scale")
     theta_keys = (f"{group}.ou_theta", "exploration_ou_theta", "exploration_theta")
@@ -232,11 +235,14 @@ def _scale(one: Translation, at: str, group: str) -> None:
             one.get("exploration_fraction", default=0.1)
         )
     anneals = first != last and one.get("exploration_should_anneal", default=True)
-    one.set(
-        f"{at}.exploration.scale",
-        {"start": first, "end": last, "steps": rounded(max(steps, 1.0))} if anneals else first,
-        *keys,
-    )
+    # RLlib anneals behind the random steps; its releases without exploration_config did so from the first step on.
+    old = one.era == "old" or any(key in one.given for key in keys if not key.startswith(group))
+    random = 0.0 if old else float(one.get(f"{group}.random_timesteps", default=0.0) or 0.0)
+    scale: Any = {"start": first, "end": last, "steps": rounded(max(steps, 1.0))}
+    if random:
+        scale = [[0, first], [rounded(random), first], [rounded(random + max(steps, 1.0)), last]]
+    why = "it is annealed behind the random steps" if anneals and random else ""
+    one.set(f"{at}.exploration.scale", scale if anneals else first, *keys, why=why)
     one.say("per_worker_exploration", "dropped", why=f"false: {at}.exploration.scale_min=null")
 
 

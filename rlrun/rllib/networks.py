@@ -92,6 +92,9 @@ def _screens(one: Translation) -> None:
         one.set("env.grayscale", bool(one.get(*colours, default=False)), *colours, "preprocessor_pref", why=why)
         for name, value in (("frame_skip", 1), ("noop_max", 0), ("fire", False), ("life_loss_terminal", False)):
             one.set(f"env.{name}", value, why=why)
+        if one.get("clip_rewards") is None:
+            why = "RLlib clips rewards by itself only with DeepMind's wrappers"
+            one.set(f"{one.inner}.reward_clip", "none", "clip_rewards", why=why)
         on = False
     frames = int(number) if isinstance(number, int | float) and not isinstance(number, bool) else 4 if on else 1
     one.set("env.stack", max(frames, 1), "model.framestack", "framestack", *stacks)

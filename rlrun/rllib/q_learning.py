@@ -12,6 +12,7 @@ from rlrun.rllib.translation import JOINT, Q_LEARNING, SOFT, Translation
 from rlrun.rllib.yaml_files import rounded
 
 EPSILONS = (0.4, 6.5536e-4)  # Ape-X's first and last environment (Horgan et al. 2018, section 4.1)
+RARELY = 0.01  # epsilon beside RLlib's ParameterNoise (rllib/utils/exploration/parameter_noise.py)
 KINDS = {
     "EpsilonGreedy": "epsilon_greedy",
     "PerWorkerEpsilonGreedy": "epsilon_greedy",
@@ -139,7 +140,12 @@ def from_replay(one: Translation) -> None:
     capacity, why = int(one.get(*capacities)), ""
     if one.core == "r2d2":
         capacity, why = capacity * one.made.values[f"{at}.sequence_length"], "rows, where RLlib counts sequences"
-    elif one.core in JOINT and not always and one.era != "old":
+    elif (
+        one.core in JOINT
+        and not always
+        and one.era != "old"
+        and one.get(f"{buffer}.storage_unit", default="fragments") != "timesteps"
+    ):
         rows = int(one.get("rollout_fragment_length"))
         capacity, why = capacity * rows, f"rows, where RLlib counts fragments of at least {rows}"
     one.set("replay.capacity", capacity, *capacities, why=why)
@@ -262,14 +268,20 @@ def _epsilons(one: Translation, kind: str, keys: tuple[str, ...]) -> None:
     at, group = one.inner, "exploration_config"
     random = float(one.get(f"{group}.random_timesteps", default=0.0))
     if kind == "SoftQ":
-        one.set(f"{at}.exploration.epsilon", 0.0, *keys)
+        one.set(f"{at}.exploration.epsilon", 0.0, *keys, why="RLlib's SoftQ has none")
         temperature = float(one.get(f"{group}.temperature", "softmax_temp", default=1.0))
         one.set(f"{at}.exploration.temperature", temperature, f"{group}.temperature", "softmax_temp")
         return
     if kind == "Random":
         return
     if kind == "ParameterNoise":
-        one.set(f"{at}.exploration.epsilon", 0.0, *keys)
+        # The class has this epsilon; releases with parameter_noise=true had no such class.
+        rare = RARELY if f"{group}.type" in one.given else 0.0
+        why = "RLlib's parameter noise also acts epsilon-greedily" if rare else ""
+        one.set(f"{at}.exploration.epsilon", rare, *keys, why=why)
+        if rare:
+            why = "RLlib's noise adapts to the distance of its own epsilon"
+            one.set(f"{at}.exploration.noise_epsilon", rare, why=why)
         one.set(f"{at}.random_steps", int(random), f"{group}.random_timesteps")
         deviation = float(one.get(f"{group}.initial_stddev", default=1.0))
         one.set(f"{at}.exploration.noise_std", deviation, f"{group}.initial_stddev")

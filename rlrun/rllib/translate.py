@@ -57,6 +57,9 @@ STEPS = ("timesteps_total", "num_env_steps_sampled", "num_env_steps_sampled_life
 PARTIAL = ("policy_reward_", "module_episode_returns_", "agent_episode_returns_")
 SHARING = ("dqn", "c51", "rainbow", "ddpg")  # off-policy algorithms whose processes can share weights
 LOOK_EVERY = 50000  # env steps between evaluations that a file asks for, where it does not say how often
+WORKERS = ("num_workers", "num_env_runners")
+# Options whose number may be another one here; the reader is told why
+CONVERTED = ("vf_loss_coeff", "max_weight_sync_delay")
 # RLlib's options of its samplers, which runs that learn from data alone do not have
 SAMPLERS = ("num_workers", "num_env_runners", "num_envs_per_worker", "num_envs_per_env_runner")
 # RLlib's optimizer_class and the runner that does the same
@@ -295,6 +298,7 @@ class Experiment(Translation):
         special: dict[str, Callable[[Any], Any]] = {
             "observation_filter": lambda value: FILTERS[value],
             "clip_rewards": lambda value: "sign" if value is True else "none" if value is False else float(value),
+            "max_weight_sync_delay": lambda value: int(value) * max(1, int(self.get(*WORKERS, default=0))),
         }
         if self.core in ("ppo", "ddppo"):
             special["vf_loss_coeff"] = lambda value: 2.0 * float(value)
@@ -323,8 +327,7 @@ class Experiment(Translation):
                 self._grid(key, row["rlrun"], [special.get(plain, _plain)(one) for one in options_of(value) or []])
             else:
                 try:
-                    # Where the number is not RLlib's, the reader is told why.
-                    why = row.get("why", "") if plain == "vf_loss_coeff" and plain in special else ""
+                    why = row.get("why", "") if plain in CONVERTED and plain in special else ""
                     self.set(row["rlrun"], special.get(plain, _plain)(value), key, why=why)
                 except (KeyError, ValueError, TypeError):
                     self.say(key, "not mapped", why=f"{row['rlrun']} cannot be {value!r}")

@@ -13,7 +13,7 @@ from rlrun.rllib.fits import misfit
 from rlrun.rllib.kinds import SHOWN, takes, wrong_kind
 from rlrun.rllib.option_map import option_map
 from rlrun.rllib.team import Team, merged
-from rlrun.rllib.yaml_files import Era, How, Imported, Line, defaults, flattened, flow, options_of
+from rlrun.rllib.yaml_files import Era, How, Imported, Line, class_defaults, defaults, flattened, flow, options_of
 
 # The algorithm of rlrun's that learns the policy, for every algorithm of RLlib's
 RUNS = {
@@ -107,6 +107,17 @@ NEW = (
 )
 SAMPLER = "sampler"  # as an input: what is played
 INPUTS = ("input", "input_")
+# Options that RLlib had before replay_buffer_config, when SAC drew without priorities unless it was told to
+FLAT = (
+    "buffer_size",
+    "prioritized_replay_alpha",
+    "prioritized_replay_beta",
+    "prioritized_replay_eps",
+    "final_prioritized_replay_beta",
+    "prioritized_replay_beta_annealing_timesteps",
+    "Q_model",
+    "policy_model",
+)
 STACK = ("enable_rl_module_and_learner", "enable_env_runner_and_connector_v2")
 
 
@@ -142,11 +153,16 @@ class Translation:
         self.era = self._era()
         said = flattened(defaults(self.run, self.era))
         self.defaults = {key: value for key, value in said.items() if value is not None}
+        groups = {key.split(".")[0] for key in self.given}
+        if self.run == "SAC" and groups & {*FLAT} and "replay_buffer_config" not in groups:
+            self.defaults["replay_buffer_config.type"] = "MultiAgentReplayBuffer"
         nothing = {key for key, value in self.given.items() if value is None and self._means_nothing(key)}
         unfit = {key: why for key, value in self.given.items() if (why := wrong_kind(key, value)) is not None}
         refused = {key: self.given.pop(key) for key in list(self.given) if key in unfit or key in nothing}
         self.curious = self._sub_exploration()
         self.outer, self.core, why = self._algorithms(RUNS[run])
+        for group in ("exploration_config", "replay_buffer_config"):
+            self._change_type(group)
         if team is not None and len(team.policies) > 1 and self.core != "maddpg":
             problem = alone_in_policy(self.outer, self.core)
             if problem is not None:
@@ -227,6 +243,18 @@ class Translation:
             self.given[f"{group}.{key}"] = value
             self.shown[f"{group}.{key}"] = f"{group}.sub_exploration.{key}"
         return found
+
+    def _change_type(self, group: str) -> None:
+        """Gives the group the defaults of its class if the file changes its type, as RLlib does."""
+        key = f"{group}.type"
+        said, usual = str(self.get(key)), str(self.defaults.get(key))
+        sub = group == "exploration_config" and f"{group}.type" in self.curious  # a sub_exploration inherits nothing
+        kind = said.rsplit(".", 1)[-1]
+        own = class_defaults(usual, kind) if key in self.given and (said != usual or sub) else None
+        if own is None or (self.core in JOINT and kind in ("SoftQ", "ParameterNoise", "Random")):
+            return  # the same type, or one that becomes the usual one
+        kept = {name: value for name, value in self.defaults.items() if name == key or not name.startswith(f"{group}.")}
+        self.defaults = kept | {f"{group}.{name}": value for name, value in own.items()}
 
     @property
     def around(self) -> str:

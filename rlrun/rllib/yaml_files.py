@@ -183,6 +183,13 @@ def defaults(run: str, era: Era) -> dict[str, Any]:
     return made
 
 
+def class_defaults(usual: str, kind: str) -> dict[str, Any] | None:
+    """Returns RLlib's defaults of a class of exploration or replay that can stand in the place of another one; None if
+    they are not known."""
+    families = data("classes.yaml").values()
+    return next((family[kind] for family in families if usual in family and kind in family), None)
+
+
 def runs_with_defaults() -> list[str]:
     """Returns RLlib's names of the algorithms whose defaults are known."""
     return [name for name in data("defaults.yaml") if name != "common"]

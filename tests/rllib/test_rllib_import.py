@@ -19,7 +19,7 @@ from rlrun.machine.machine import Machine, measured
 from rlrun.rllib.kinds import known_kinds
 from rlrun.rllib.translate import translate
 from rlrun.rllib.translation import DEFAULTS_OF, RUNS
-from rlrun.rllib.yaml_files import GROUPS, Imported, defaults, flattened, flow, machinery, numbers, read
+from rlrun.rllib.yaml_files import GROUPS, Imported, data, defaults, flattened, flow, machinery, numbers, read
 from rlrun.runtime.plan import plan
 
 RELEASES = yaml.safe_load((Path(__file__).parent / "rllib_tuned.yaml").read_text())
@@ -228,13 +228,15 @@ def test_what_is_not_written_means_what_rllib_does(run):
         assert value == wanted, f"{one.algo}: {path} is {value}, which is not known to be RLlib's"
 
 
-# RLlib's own defaults: those of defaults.yaml, of Curiosity, and conv_filters, of which null is the default
+# RLlib's own defaults: those of defaults.yaml and classes.yaml, and conv_filters, of which null is the default
 KNOWN_DEFAULTS = {
     key
     for run in RUNS
     for era in ("old", "middle", "new")
     for key in flattened(defaults(DEFAULTS_OF.get(run, run), era))
 } | {"model.conv_filters"}
+for family in ("choices", "noises"):
+    KNOWN_DEFAULTS |= {f"exploration_config.{name}" for own in data("classes.yaml")[family].values() for name in own}
 
 
 @functools.cache
@@ -365,8 +367,8 @@ def test_memory_exploration_and_whole_episodes():
         and soft["algo.exploration.epsilon"] == 0.0
     )
     noise = values("2.7", "dqn/cartpole-dqn-param-noise.yaml")
-    assert (noise["algo.exploration.kind"], noise["algo.exploration.epsilon"]) == ("parameter_noise", 0.0)
-    assert noise["algo.random_steps"] == 10_000
+    assert (noise["algo.exploration.kind"], noise["algo.exploration.epsilon"]) == ("parameter_noise", 0.01)
+    assert noise["algo.exploration.noise_epsilon"] == 0.01 and noise["algo.random_steps"] == 10_000
     hopper = values("0.7.0", "hopper-ppo.yaml")  # each of 64 environments plays until it has 2,500 rows
     assert (
         hopper["runner.complete_episodes"] is True
@@ -586,7 +588,7 @@ SAME = [  # (run, options, what rlrun's options become)
     ("DQN", {"soft_q": False, "parameter_noise": False}, {"algo.exploration.kind": "epsilon_greedy"}),
     ("DQN", {"soft_q": True, "softmax_temp": 0.5}, {"algo.exploration.kind": "soft_q", "algo.exploration.temperature": 0.5}),
     ("DQN", {"exploration_config": {"type": "Random"}}, {"algo.exploration.kind": "random"}),
-    ("DDPG", {"exploration_config": {"type": "Random"}}, {"algo.exploration.kind": "random", "algo.random_steps": 1000}),
+    ("DDPG", {"exploration_config": {"type": "Random"}}, {"algo.exploration.kind": "random", "algo.random_steps": 0}),
     ("SAC", {"exploration_config": {"type": "ray.rllib.utils.exploration.random.Random"}}, {"algo.exploration.kind": "random"}),
     ("PPO", {"exploration_config": {"type": "StochasticSampling", "random_timesteps": 500}}, {"algo.exploration.kind": "sampled", "algo.random_steps": 500}),
     ("IMPALA", {"exploration_config": {"type": "Random"}, "explore": True}, {"algo.exploration.kind": "random", "algo.explore": True}),
@@ -612,7 +614,10 @@ SAME = [  # (run, options, what rlrun's options become)
     ("SAC", {"policy_model_config": {"fcnet_activation": "swish"}}, {"algo.actor.hidden": [256, 256], "algo.actor.activation": "silu"}),
     ("DDPG", {"twin_q": True}, {"algo.twin_q": True, "algo.policy_delay": 1, "algo.target_noise": 0.0, "algo.exploration.kind": "ou"}),
     ("QMIX", {"mixer": "qmix", "mixing_embed_dim": 8, "optim_alpha": 0.9}, {"algo.mixer_embed": 8, "algo.optimizer.decay": 0.9, "algo.huber_delta": None}),
-    ("APEX_QMIX", {"per_worker_exploration": False, "mixer": "vdn"}, {"algo.inner.exploration.epsilon": {"start": 1.0, "end": 0.01, "steps": 40000.0}}),
+    ("APEX_QMIX", {"per_worker_exploration": False, "mixer": "vdn"}, {"algo.inner.exploration.epsilon": {"start": 1.0, "end": 0.02, "steps": 10000.0}}),
+    ("QMIX", {"sample_batch_size": 4}, {"algo.exploration.epsilon": {"start": 1.0, "end": 0.02, "steps": 10000.0}, "replay.capacity": 10_000}),
+    ("QMIX", {"rollout_fragment_length": 4}, {"algo.exploration.epsilon": {"start": 1.0, "end": 0.01, "steps": 40000.0}, "replay.capacity": 4000}),
+    ("QMIX", {"replay_buffer_config": {"type": "MultiAgentReplayBuffer"}}, {"replay._choice": "uniform", "replay.capacity": 10_000}),
     ("APEX_QMIX", {"mixer": None}, {"algo.inner.reward_of": "agent", "algo.inner.input_priorities": True, "runner.pace": "free"}),
     ("APEX_DDPG", {"policy_delay": 3}, {"algo.inner.policy_delay": 3, "algo.inner.twin_q": False}),
     ("PPO", {"model": {"framestack": True, "dim": 96}}, {}),
@@ -633,6 +638,32 @@ SAME = [  # (run, options, what rlrun's options become)
     ("A2C", {"microbatch_size": 30}, {"algo.microbatch_size": 40, "algo.batch_size": 200}),
     ("PPO", {"model": {"fcnet_hiddens": [8], "post_fcnet_hiddens": [4], "fcnet_activation": "relu"}}, {"model.hidden": [8, 4], "model.activation": "relu"}),
     ("DDPG", {"use_state_preprocessor": True, "model": {"fcnet_hiddens": [8]}}, {"model.hidden": [8]}),
+    # A file that changes a type gets the defaults of RLlib's class; one that says the usual type keeps the algorithm's own.
+    ("TD3", {"exploration_config": {"type": "OrnsteinUhlenbeckNoise"}},
+     {"algo.random_steps": 1000, "algo.exploration.std": 0.04, "algo.exploration.scale": [[0, 1.0], [1000, 1.0], [11000, 0.02]]}),
+    ("TD3", {"exploration_config": {"type": "GaussianNoise", "stddev": 0.3}}, {"algo.random_steps": 10_000, "algo.exploration.std": 0.3, "algo.exploration.scale": 1.0}),
+    ("TD3", {"exploration_config": {"type": "PerWorkerGaussianNoise"}}, {"algo.random_steps": 1000, "algo.exploration.scale": 0.4}),
+    ("DQN", {"exploration_config": {"type": "ParameterNoise"}}, {"algo.random_steps": 10_000, "algo.exploration.epsilon": 0.01, "algo.exploration.noise_epsilon": 0.01}),
+    ("DQN", {"parameter_noise": True}, {"algo.random_steps": 0, "algo.exploration.epsilon": 0.0}),
+    ("APEX", {"exploration_config": {"type": "EpsilonGreedy"}}, {"algo.inner.exploration.epsilon": {"start": 1.0, "end": 0.05, "steps": 100_000}}),
+    ("DQN", {"exploration_config": {"type": "EpsilonGreedy"}}, {"algo.exploration.epsilon": {"start": 1.0, "end": 0.02, "steps": 10_000}}),
+    ("DQN", {"exploration_config": {"type": "ray.rllib.utils.exploration.epsilon_greedy.EpsilonGreedy", "final_epsilon": 0.1}},
+     {"algo.exploration.epsilon": {"start": 1.0, "end": 0.1, "steps": 100_000}}),
+    ("DQN", {"replay_buffer_config": {"type": "MultiAgentReplayBuffer"}}, {"replay._choice": "uniform", "replay.capacity": 10_000}),
+    ("DQN", {"replay_buffer_config": {"type": "MultiAgentPrioritizedReplayBuffer"}}, {"replay._choice": "prioritized", "replay.capacity": 50_000}),
+    ("SAC", {"num_env_runners": 1, "replay_buffer_config": {"type": "EpisodeReplayBuffer"}}, {"replay._choice": "uniform", "replay.capacity": 10_000}),
+    # RLlib's noise is annealed behind the random steps, but in its releases without exploration_config from the first step on.
+    ("DDPG", {"exploration_config": {"random_timesteps": 10_000}}, {"algo.random_steps": 10_000, "algo.exploration.scale": [[0, 1.0], [10_000, 1.0], [20_000, 0.02]]}),
+    ("DDPG", {"exploration_config": {"random_timesteps": 0}}, {"algo.exploration.scale": {"start": 1.0, "end": 0.02, "steps": 10_000}}),
+    ("DDPG", {"sample_batch_size": 1, "pure_exploration_steps": 500}, {"algo.random_steps": 500, "algo.exploration.scale": {"start": 1.0, "end": 0.02, "steps": 10_000}}),
+    ("DDPG", {"exploration_fraction": 0.5}, {"algo.exploration.scale": {"start": 1.0, "end": 0.02, "steps": 50_000}}),
+    # SAC had no priorities before it had replay_buffer_config.
+    ("SAC", {"sample_batch_size": 1}, {"replay._choice": "uniform", "replay.capacity": 1_000_000}),
+    ("SAC", {"buffer_size": 5000}, {"replay._choice": "uniform", "replay.capacity": 5000}),
+    ("SAC", {"buffer_size": 5000, "prioritized_replay": True, "prioritized_replay_alpha": 0.5}, {"replay._choice": "prioritized", "replay.alpha": 0.5}),
+    ("SAC", {"replay_buffer_config": {"capacity": 5000}}, {"replay._choice": "prioritized", "replay.capacity": 5000}),
+    ("APEX", {}, {"runner.max_weight_sync_delay": 32 * 400}),
+    ("APEX_DDPG", {"num_workers": 0, "optimizer": {"max_weight_sync_delay": 50}}, {"runner.max_weight_sync_delay": 50}),
 ]  # fmt: skip
 
 
@@ -701,7 +732,8 @@ def test_re3_is_re3_around_the_algorithm():
     lost = {key for key, (how, _, _) in said.items() if how == "not mapped" and key.startswith("exploration_config")}
     assert lost == {"exploration_config.random_timesteps", "exploration_config.encoder_net_config.use_lstm"}
     values, _, one = told_of("DQN", {"exploration_config": {"type": "RE3", "sub_exploration": {"type": "EpsilonGreedy", "final_epsilon": 0.1}}})
-    assert (one.algo, one.inner, values["algo.inner.exploration.epsilon"]["end"]) == ("re3", "dqn", 0.1)
+    # a sub_exploration inherits nothing from the algorithm, even of the same type
+    assert (one.algo, one.inner, values["algo.inner.exploration.epsilon"]) == ("re3", "dqn", {"start": 1.0, "end": 0.1, "steps": 1e5})
 
 
 def test_attention_is_gtrxl():
@@ -730,7 +762,9 @@ IMAGES = [  # (environment, RLlib's options, rlrun's)
     ("Pong", {"model": {"conv_filters": [[32, 8, 4], [64, [4, 2], 2]], "post_fcnet_hiddens": [512], "conv_activation": "swish", "post_fcnet_activation": "silu"}},
      {"model.conv_filters": [[32, 8, 4], [64, [4, 2], 2]], "model.conv_hidden": [512], "model.conv_activation": "silu", "model.hidden": None}),
     ("Pong", {"model": {"post_fcnet_hiddens": [64, 32], "post_fcnet_activation": "tanh"}}, {"model.conv_hidden": [], "model.hidden": [64, 32], "model.activation": "tanh"}),
-    ("Pong", {"preprocessor_pref": "rllib", "model": {"grayscale": False, "dim": 64}}, {"env.grayscale": False, "env.size": 64, "env.stack": 1, "env.frame_skip": 1, "env.fire": False}),
+    ("Pong", {"preprocessor_pref": "rllib", "model": {"grayscale": False, "dim": 64}}, {"env.grayscale": False, "env.size": 64, "env.stack": 1, "env.frame_skip": 1, "env.fire": False, "algo.reward_clip": "none"}),
+    ("Pong", {"preprocessor_pref": "rllib", "clip_rewards": True}, {"env.frame_skip": 1, "algo.reward_clip": "sign"}),
+    ("Pong", {"preprocessor_pref": "deepmind"}, {"env.frame_skip": None, "algo.reward_clip": None}),
     ("Pong", {"model": {"grayscale": False, "zero_mean": True}}, {"env.grayscale": None, "env.stack": 4}),
     ("my_package:Mine-v0", {"model": {"conv_filters": [[16, 3, 2]], "num_framestacks": 3, "free_log_std": True}}, {"model.conv_filters": [[16, 3, 2]], **PADDED, "env.stack": 3}),
     ("Pendulum-v1", {"model": {"conv_filters": [[16, 3, 2]]}}, {"model.conv_filters": None, "model.hidden": [256, 256], "model.free_log_std": False}),
@@ -906,6 +940,7 @@ def test_tables_name_algorithms_and_reasons():
 
     assert set(RUNS.values()) <= set(options("algo"))
     assert all(why for why in machinery().values()) and "framework" in machinery()
+    assert "made anew" in machinery()["restart_failed_sub_environments"]
     assert read("x: {run: PPO, env: a}", "f") == {"x": {"run": "PPO", "env": "a"}}
 
 
