@@ -15,6 +15,7 @@ import os
 import shlex
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -242,6 +243,7 @@ def _session(
     if callback is not None and not callable(callback):
         raise UserError(f"callback is a function that takes a row, not {callback!r}")
     from rlrun.dataflow.workers import carrying
+    from rlrun.runtime.rundir import checkpoints_of
     from rlrun.runtime.session import Watch
     from rlrun.runtime.trained import load
 
@@ -253,7 +255,9 @@ def _session(
     if watch.stop == signal.SIGTERM:
         raise SystemExit(128 + signal.SIGTERM)
     if watch.stop is not None or isinstance(error, KeyboardInterrupt):
-        raise KeyboardInterrupt(f"the run was interrupted: rlrun.resume({str(path)!r}) goes on")
+        saved = checkpoints_of(path).names()
+        how = f"rlrun.resume({str(path)!r}) goes on" if saved else "it ended before its first save"
+        raise KeyboardInterrupt(f"the run was interrupted: {how}")
     if error is not None:
         raise error
     if code != 0:
@@ -274,19 +278,81 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+class _Here(threading.local):
+    """What each thread has for itself."""
+
+    quiet: bool | None = None  # whether what it prints is dropped; None: it is in no quiet run, nor in its callback
+
+
+_HERE = _Here()
+_STDOUT = threading.Lock()  # of who puts something in the place of sys.stdout
+
+
+class _Nowhere(io.TextIOBase):
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+class _Stdout:
+    """Stands in the place of sys.stdout, which belongs to the whole program, while runs are quiet. What these runs
+    print is dropped, and what other threads of the program print is not."""
+
+    def __init__(self, real: Any):
+        self.real, self.nowhere, self.runs = real, _Nowhere(), 0
+
+    def __getattr__(self, name: str) -> Any:
+        quiet = self.runs > 0 and _started_by_rlrun() if _HERE.quiet is None else _HERE.quiet
+        return getattr(self.nowhere if quiet else self.real, name)
+
+
+def _started_by_rlrun() -> bool:
+    """Whether this is a thread that a run has started, such as the one that lets samplers act."""
+    frame, outermost = sys._getframe(2), ""
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__"))
+        outermost = outermost if name == "threading" else name
+        frame = frame.f_back  # type: ignore[assignment]
+    return outermost.startswith("rlrun.")
+
+
+@contextlib.contextmanager
+def _said(quiet: bool) -> Iterator[None]:
+    """Drops what this thread and a run's own print inside the block, if quiet."""
+    if not quiet:
+        yield
+        return
+    with _STDOUT:
+        if not isinstance(sys.stdout, _Stdout):
+            sys.stdout = _Stdout(sys.stdout)
+        stdout = sys.stdout
+        stdout.runs += 1
+    try:
+        with _here(quiet=True):
+            yield
+    finally:
+        with _STDOUT:
+            stdout.runs -= 1
+            if stdout.runs == 0 and sys.stdout is stdout:
+                sys.stdout = stdout.real
+
+
+@contextlib.contextmanager
+def _here(quiet: bool) -> Iterator[None]:
+    before, _HERE.quiet = _HERE.quiet, quiet
+    try:
+        yield
+    finally:
+        _HERE.quiet = before
+
+
 def _aloud(callback: Callable[[Row], Any]) -> Callable[[Row], Any]:
     """The callback, which may print although the run is quiet."""
-    out = sys.stdout
 
     def called(row: Row) -> Any:
-        with contextlib.redirect_stdout(out):
+        with _here(quiet=False):
             return callback(row)
 
     return called
-
-
-def _said(quiet: bool) -> contextlib.AbstractContextManager:
-    return contextlib.redirect_stdout(io.StringIO()) if quiet else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -128,13 +128,12 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
 
     from rlrun.config.foreign import names_hydra
     from rlrun.config.hydra_errors import THEIRS, asked_family, check_groups, translate
-    from rlrun.config.hydra_plugins import install
+    from rlrun.config.hydra_plugins import composing
     from rlrun.config.paths import root
 
     if "--version" in words:
         return _dispatch(["--version"])
     folder, trusted, words = own_folder(words)
-    install(folder, trusted, asked_family(words))
     for word in words:
         if word in ("-m", "--multirun"):
             raise UserError(
@@ -168,17 +167,18 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
     try:
         if flags and shown is None:
             return show(words, config_name)
-        # Hydra's compose() acts on nothing in Hydra's own config; hydra.main would set up logging and run callbacks.
-        with hydra.initialize_config_dir(version_base="1.3", config_dir=str(root() / "conf"), job_name="rlrun"):
-            overrides = words_without_flags(words)
-            cfg = hydra.compose(config_name, overrides=overrides, return_hydra_config=True)
+        with composing(folder, trusted, asked_family(words)):
+            # compose() acts on nothing in Hydra's own config; hydra.main would set up logging and run callbacks.
+            with hydra.initialize_config_dir(version_base="1.3", config_dir=str(root() / "conf"), job_name="rlrun"):
+                overrides = words_without_flags(words)
+                cfg = hydra.compose(config_name, overrides=overrides, return_hydra_config=True)
+            choices = dict(cfg.hydra.runtime.choices)
+            with open_dict(cfg):
+                del cfg["hydra"]
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(translate(error, words)) from None
     except RecursionError:
         raise UserError("a file of these options contains itself (a YAML alias inside its own anchor)") from None
-    choices = dict(cfg.hydra.runtime.choices)
-    with open_dict(cfg):
-        del cfg["hydra"]
     if shown is not None:
         print(masked(OmegaConf.to_yaml(cfg, resolve="--resolve" in words)), end="")
         return 0

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import yaml
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.version import VersionBase
 from omegaconf import OmegaConf
 
 from rlrun.config.foreign import check_defaults, check_package, check_values
@@ -158,3 +166,42 @@ def install(folder: Path | None = None, trusted: bool = False, family: str | Non
     RlrunSearchPath.folder, UserSource.trusted, EnvSource.family = folder, trusted, family
     for plugin in (EnvSource, TunedSource, UserSource, RlrunSearchPath):
         Plugins.instance().register(plugin)
+
+
+_ONE_AT_A_TIME = threading.RLock()
+
+
+@contextlib.contextmanager
+def composing(folder: Path | None = None, trusted: bool = False, family: str | None = None) -> Iterator[None]:
+    """Lets a config be composed inside the block, with the plugins. The arguments are those of install().
+
+    Hydra and the plugins have one state for the whole process. Therefore one thread composes at a time, and what Hydra
+    holds for a program that uses it itself is the same afterwards."""
+    with _ONE_AT_A_TIME, _interrupted_later():
+        install(folder, trusted, family)
+        theirs: list[tuple[Any, Any]] = [(kind, kind.instance()) for kind in (GlobalHydra, VersionBase)]
+        for kind, one in theirs:
+            kind.set_instance(copy.copy(one))  # Hydra changes these objects
+        GlobalHydra.instance().clear()
+        try:
+            yield
+        finally:
+            for kind, one in theirs:
+                kind.set_instance(one)
+
+
+@contextlib.contextmanager
+def _interrupted_later() -> Iterator[None]:
+    """Lets a Ctrl-C wait for the end of the block, because OmegaConf would take it for an error of its own."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or before is None:
+        yield
+        return
+    pressed: list[Any] = []
+    signal.signal(signal.SIGINT, lambda *facts: pressed.append(facts))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if pressed:
+            signal.raise_signal(signal.SIGINT)

@@ -201,10 +201,9 @@ def defaults_of(values: dict[str, Any]) -> dict[str, Any]:
 def _composed(words: tuple[str, ...]) -> dict[str, Any]:
     from hydra import compose, initialize_config_dir
 
-    from rlrun.config.hydra_plugins import install
+    from rlrun.config.hydra_plugins import composing
 
-    install()
-    with initialize_config_dir(version_base="1.3", config_dir=str(root() / "conf")):
+    with composing(), initialize_config_dir(version_base="1.3", config_dir=str(root() / "conf")):
         return plain(compose("train", overrides=list(words)))
 
 

@@ -1,5 +1,6 @@
 """Callback and EnvCallback: run the user's own code at the events of a run. callbacks=[package.module:Name] makes
-instances of these classes, without arguments."""
+instances of these classes, without arguments. Before a run begins, one more is made of each class and thrown away, to
+see whether that works: what can be opened only once belongs in the first call of a method, and not in __init__."""
 
 from __future__ import annotations
 

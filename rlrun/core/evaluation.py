@@ -58,8 +58,9 @@ class Games:
 class Evaluation:
     """A base class for the user's own evaluation, which eval.function=package.module:Name names.
 
-    One instance is made for a run, without arguments, in the process that evaluates. Checkpoints do not hold its
-    attributes."""
+    The process that evaluates makes one instance, without arguments. Before a run begins, another is made and thrown
+    away, to see whether that works: what can be opened only once belongs in the first call of evaluate(), and not in
+    __init__. Checkpoints do not hold the attributes of an evaluation."""
 
     def evaluate(self, games: Games) -> Mapping[str, float]:
         """Returns numbers, which are logged as eval/<name>. `return_mean` must be among them: it decides which

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import sys
@@ -23,12 +24,13 @@ class Hang(Exception):
 
 class Watchdog:
     """Watches this process's pulse from a thread. An environment that hangs in Python code is interrupted by a Hang,
-    which counts as an exception of its own. One that hangs in other code cannot be interrupted."""
+    which counts as an exception of its own. One that hangs in other code cannot be interrupted, unless it is a call
+    that a signal ends, such as time.sleep(), in the main thread."""
 
     def __init__(self, limits: Limits, stuck: Callable[[str], None]):
         """stuck: called, in the watchdog's thread, with a sentence about an environment that could not be interrupted.
 
-        Must be made in the main thread, where signals arrive; elsewhere it only calls `stuck`."""
+        Must be made in the thread that steps the environments."""
         self.limits, self.stuck = limits, stuck
         self.pulse = Pulses(1).of(0)
         self.pulse.beat(POLICY)
@@ -47,12 +49,15 @@ class Watchdog:
 
     def _look(self) -> None:
         while not self.over.wait(LOOK_SEC):
-            if self.pulse.hang(self.limits) is None:
+            said = self.pulse.hang(self.limits)
+            if said is None:
                 continue
             if self.main:
                 signal.pthread_kill(self.ident, signal.SIGALRM)
-                if self.over.wait(GRACE_SEC):
-                    return
+            else:
+                _raise_in(self.ident, said)
+            if self.over.wait(GRACE_SEC):
+                return
             said = self.pulse.hang(self.limits)
             if said is not None:
                 self.stuck(f"an environment {said}, and it cannot be interrupted")
@@ -64,6 +69,17 @@ class Watchdog:
         watch(None)
         if self.main:
             signal.signal(signal.SIGALRM, self.before)
+
+
+def _raise_in(ident: int, said: str) -> None:
+    """Raises a Hang between two steps of the Python code of a thread. Signals arrive in the main thread alone."""
+
+    def init(self: Hang) -> None:
+        Exception.__init__(self, said)
+
+    # The thread makes the exception itself, from a class and without arguments.
+    kind = type(Hang.__name__, (Hang,), {"__init__": init})
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(kind))
 
 
 def _give_up(reason: str) -> None:

@@ -2,11 +2,13 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 
 import pytest
 import yaml
+from omegaconf import ListConfig
 
 from rlrun import cli
 from rlrun.config.completion import suggestions
@@ -360,3 +362,20 @@ def test_plan_prints_what_a_run_would_be_made_of_and_starts_nothing(capsys, tmp_
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(UserError, match=r"algo\.lr must be at least 0"):
         cli._dispatch([*words, "algo.lr=-1"])
+
+
+def test_ctrl_c_while_options_are_composed_is_an_interruption(monkeypatch):
+    """In the middle of a list, OmegaConf would take the exception for an error of its own."""
+    items, before = [], signal.getsignal(signal.SIGINT)
+    set_item = ListConfig._set_item_impl
+
+    def interrupted(self, key, value):
+        items.append(value)
+        if len(items) == 5:
+            os.kill(os.getpid(), signal.SIGINT)
+        set_item(self, key, value)
+
+    monkeypatch.setattr(ListConfig, "_set_item_impl", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cli.compose(CARTPOLE[1:], lambda cfg, choices: pytest.fail("the command goes on"))
+    assert len(items) > 5 and signal.getsignal(signal.SIGINT) is before

@@ -3,7 +3,10 @@
 import signal
 import subprocess
 import sys
+import threading
 import time
+
+from rlrun.core import pulse, watchdog
 
 CHILD = """
 import time
@@ -39,3 +42,29 @@ def test_a_process_that_was_stopped_does_not_hang():
         assert child.communicate(timeout=30)[0].splitlines() == ["goes on True", "hangs"]
     finally:
         child.kill()
+
+
+def test_what_hangs_in_another_thread_is_interrupted_between_two_lines_of_python(monkeypatch):
+    """As in rlrun.train in a thread. One call that lasts longer than the grace ends the program there."""
+    monkeypatch.setattr(watchdog, "LOOK_SEC", 0.05)
+    monkeypatch.setattr(watchdog, "GRACE_SEC", 0.5)
+    stuck, raised = [], []
+
+    def steps(call_sec):
+        dog = watchdog.Watchdog(pulse.Limits(step_sec=0.2), stuck.append)
+        end = time.monotonic() + 10
+        try:
+            with pulse.doing(pulse.STEP):
+                while time.monotonic() < end:
+                    time.sleep(call_sec)
+        except Exception as error:
+            raised.append(f"{type(error).__name__}: {error}")
+        dog.close()
+
+    for call_sec, gives_up in ((0.02, 0), (2.0, 1)):
+        thread = threading.Thread(target=steps, args=(call_sec,))
+        thread.start()
+        thread.join(30)
+        assert len(stuck) == gives_up, stuck
+        assert len(raised) == gives_up + 1 and raised[-1].startswith("Hang: hangs: it has been in step() for ")
+    assert stuck[0].endswith("env.step_timeout_sec allows 0.2, and it cannot be interrupted")

@@ -6,17 +6,21 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import gymnasium
+import hydra
 import numpy as np
 import pytest
 import torch
 from gymnasium.envs.classic_control import CartPoleEnv
+from hydra.core.global_hydra import GlobalHydra
 
 import rlrun
-from rlrun.api import _guarded, _named, _to_carry
+from rlrun.api import _guarded, _named, _said, _to_carry
+from rlrun.config import saved
 from rlrun.config.words import words_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,8 +32,8 @@ class Mine(CartPoleEnv):
     """An environment of a user's module."""
 
 
-def train(path, **options):
-    return rlrun.train(ALGO, "CartPole-v1", run_dir=path, **{"env_steps": 200, **QUICK, **options})
+def train(path, env="CartPole-v1", **options):
+    return rlrun.train(ALGO, env, run_dir=path, **{"env_steps": 200, **QUICK, **options})
 
 
 # -- options -----------------------------------------------------------------------------------------------------------
@@ -134,6 +138,78 @@ def test_an_interruption_saves_and_leaves_no_process(tmp_path):
     steps = rlrun.load(path).clock.env_steps
     assert 0 < steps < 1000
     assert signal.getsignal(signal.SIGINT) is before, "Ctrl-C is the program's own again"
+
+    def stop_at_once(row):
+        stop(row)
+        stop(row)
+
+    with pytest.raises(KeyboardInterrupt, match="it ended before its first save"):
+        train(tmp_path / "twice", env_steps="1M", log_every_steps=20, callback=stop_at_once)
+
+
+def test_quiet_runs_in_threads_of_a_program_that_uses_hydra(tmp_path, monkeypatch, capsys):
+    """As under @hydra.main, whose state is there again afterwards. The second run goes on when the first is over. What
+    the program itself prints is not lost, and what a run prints is not kept."""
+    kept, went, real = set(), [], sys.stdout
+    two, one_is_over = threading.Barrier(2), threading.Event()
+    step = CartPoleEnv.step
+
+    def talks(self, action):
+        print("a word of the environment", file=sys.stdout)
+        kept.add(hasattr(sys.stdout, "getvalue"))
+        return step(self, action)
+
+    def run(name):
+        def meet(row):
+            if name not in went:
+                went.append(name)
+                two.wait(60)
+                print(name, "meets")
+                assert name == "one" or one_is_over.wait(60)
+
+        assert train(tmp_path / name, env="OnlyHere-v0", callback=meet).summary["status"] == "COMPLETED"
+
+    monkeypatch.setattr(Mine, "step", talks)
+    gymnasium.register(id="OnlyHere-v0", entry_point=Mine, max_episode_steps=50)
+    saved._composed.cache_clear()
+    (tmp_path / "conf").mkdir()
+    try:
+        with hydra.initialize_config_dir(version_base="1.2", config_dir=str(tmp_path / "conf")):
+            of_program = GlobalHydra.instance().hydra
+            threads = [threading.Thread(target=run, args=(name,)) for name in ("one", "two")]
+            for thread in threads:
+                thread.start()
+            while sys.stdout is real and any(thread.is_alive() for thread in threads):
+                time.sleep(0.01)
+            print("the program")
+            threads[0].join(60)
+            one_is_over.set()
+            threads[1].join(60)
+            assert GlobalHydra.instance().hydra is of_program is not None and str(hydra.version.getbase()) == "1.2"
+    finally:
+        del gymnasium.registry["OnlyHere-v0"]
+    assert sorted(went) == ["one", "two"] and kept == {False} and sys.stdout is real
+    for name in went:
+        assert json.loads((tmp_path / name / "summary.json").read_text())["status"] == "COMPLETED"
+    assert sorted(capsys.readouterr().out.splitlines()) == ["one meets", "the program", "two meets"]
+
+
+def test_a_quiet_run_silences_its_own_threads(capsys):
+    """And those of the program print on, as they do while no run is quiet."""
+
+    def prints(module):
+        names = {"__name__": module}
+        exec(f"def say(): print('of {module}')", names)
+        thread = threading.Thread(target=names["say"])
+        thread.start()
+        thread.join()
+
+    with _said(quiet=True):
+        print("of the run")
+        prints("rlrun.samplers.batched")
+        prints("program")
+    prints("rlrun.again")
+    assert capsys.readouterr().out.splitlines() == ["of program", "of rlrun.again"]
 
 
 # -- environments of one's own, and processes --------------------------------------------------------------------------
