@@ -82,7 +82,8 @@ def resume(path: Path, changes: dict[str, Any], trusted: bool = False, needed: b
     try:
         if gone := tidy(path):
             lines.append(f"  removed what a killed process was still writing: {', '.join(gone)}")
-        restored = checkpoints_of(path).load(None if wanted is None else name_of(path, wanted))
+        checkpoints = checkpoints_of(path)
+        restored = checkpoints.load(None if wanted is None else name_of(path, wanted))
         steps = restored[1]["env_steps"]
         over = reached(config.run, restored[1])
         if over is not None:
@@ -95,11 +96,12 @@ def resume(path: Path, changes: dict[str, Any], trusted: bool = False, needed: b
             directory.summary(**(known if wanted is not None else finished(known, over, restored[1])))
             directory.release()
             return 0
-        check_saved(planned, path / "checkpoints" / f"{steps:012d}")
+        name = checkpoints.name_at(steps, restored[1]["updates"])
+        check_saved(planned, checkpoints.directory / name)
         # Nothing is printed before all checks have passed, so that an error stands alone.
         print(*lines, f"  from the checkpoint at {steps:,} env steps", sep="\n", flush=True)
         if wanted is not None:
-            leave_behind(path, steps)
+            leave_behind(path, name)
         values = save_config(values, path)
     except BaseException:
         directory.release()
@@ -181,13 +183,14 @@ def finished(known: dict[str, Any], over: Stops, state: dict[str, Any]) -> dict[
     }
 
 
-def leave_behind(path: Path, steps: int) -> None:
-    """Moves the checkpoints after this many env steps to RUN_DIR/left_behind, with a copy of all rows, because the run
-    takes another way from here."""
+def leave_behind(path: Path, name: str) -> None:
+    """Moves the checkpoints after this one to RUN_DIR/left_behind, with a copy of all rows, because the run takes
+    another way from here."""
+    from rlrun.core.checkpoint import BEST
     from rlrun.runtime.rundir import checkpoints_of
 
     checkpoints = checkpoints_of(path)
-    later = [name for name in checkpoints.names() if int(name) > steps]
+    later = checkpoints.after(name)
     if not later:
         return
     number = 1
@@ -197,11 +200,12 @@ def leave_behind(path: Path, steps: int) -> None:
     folder.mkdir(parents=True)
     if (path / "progress.jsonl").exists():
         shutil.copy2(path / "progress.jsonl", folder / "progress.jsonl")
-    best = checkpoints.best()
-    if best in later:
+    if checkpoints.best() in later:
         (checkpoints.directory / "best.json").rename(folder / "best.json")
-    for name in later:
-        (checkpoints.directory / name).rename(folder / name)
+    for one in later:
+        (checkpoints.directory / one).rename(folder / one)
+    if name.startswith(BEST):
+        checkpoints.take_back(name)
     print(f"  {len(later)} later checkpoint{'s' * (len(later) > 1)} moved to {folder}", flush=True)
 
 

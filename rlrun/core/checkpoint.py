@@ -4,6 +4,7 @@ and renamed.
     checkpoints/000000040000/    policy.pt  algorithm.pt  sampler.pt  run.json  manifest.json
                                  [replay.pt  replay-0.bin ...  replay-1.pt ...]
     checkpoints/best.json        the name of the best one
+    checkpoints/best-000000040000/  the best one, if a later update of the same env steps has taken its name
 
 They contain no pickled code: torch.load(weights_only=True) is the only loader. A damaged file is reported by name; a
 run never falls back to a fresh start.
@@ -30,6 +31,7 @@ from rlrun.core.errors import Notice, RunFailed, UserError
 FORMAT = 1
 PARTS = ("policy", "algorithm", "sampler")  # the tensors of every run
 ROWS = "replay-*.bin"  # files that hold the rows in replay
+BEST = "best-"  # begins the name of a best checkpoint whose own name a later update of the same env steps has taken
 MAX_FAILURES = 3  # failed saves in a row after which the run ends
 
 
@@ -127,14 +129,38 @@ class Checkpoints:
         self.failures = 0
 
     def names(self) -> list[str]:
-        """The names of complete checkpoints, oldest first."""
-        if not self.directory.is_dir():
-            return []
-        return sorted(p.name for p in self.directory.iterdir() if p.is_dir() and re.fullmatch("[0-9]+", p.name))
+        """The names of complete checkpoints, oldest first, without a best one that has lost its own name."""
+        return self._named("[0-9]+")
+
+    def _named(self, pattern: str) -> list[str]:
+        return [p.name for p in _listed(self.directory) if p.is_dir() and re.fullmatch(pattern, p.name)]
+
+    def _kept(self) -> list[str]:
+        """The names of best checkpoints that have lost their own name (BEST)."""
+        return self._named(f"{BEST}[0-9]+")
+
+    def after(self, name: str) -> list[str]:
+        """The names of all checkpoints that are later than this one."""
+        # One that has lost its own name is before the one that has it.
+        moments = {n: (int(n.removeprefix(BEST)), not n.startswith(BEST)) for n in (*self.names(), *self._kept())}
+        return [n for n in moments if moments[n] > moments[name]]
+
+    def name_at(self, env_steps: int, updates: int) -> str:
+        """The name of the checkpoint of this moment. Two updates of the same env steps may have one each."""
+        name = f"{env_steps:012d}"
+        kept = BEST + name
+        return kept if self._updates(kept) == updates != self._updates(name) else name
+
+    def _updates(self, name: str) -> int | None:
+        """The updates that a checkpoint was saved after; None if there is none of this name, or if it is damaged."""
+        try:
+            return json.loads((self.directory / name / "run.json").read_text()).get("updates")
+        except (OSError, ValueError, AttributeError):
+            return None
 
     def unfinished(self) -> list[Path]:
         """Checkpoints that a killed process was writing or replacing, and other half-written files beside them."""
-        parts = [p for p in _listed(self.directory) if re.fullmatch(r"\.[0-9]+\.(tmp|old)", p.name)]
+        parts = [p for p in _listed(self.directory) if re.fullmatch(rf"\.({BEST})?[0-9]+\.(tmp|old)", p.name)]
         return [*(p for p in parts if p.is_dir() and not p.is_symlink()), *write_temporaries(self.directory)]
 
     def tidy(self) -> list[str]:
@@ -151,7 +177,7 @@ class Checkpoints:
             else:
                 path.unlink(missing_ok=True)
             gone.append(path.name)
-        for name in self.names():
+        for name in [*self.names(), *self._kept()]:
             try:
                 listed = json.loads((self.directory / name / "manifest.json").read_text())["sha256"]
             except (OSError, ValueError, KeyError):
@@ -178,11 +204,12 @@ class Checkpoints:
         run: dict,
         best: bool,
         rows: Callable[[Path], None] | None = None,
+        name: str | None = None,
     ) -> Path | None:
-        """Writes <directory>/<env_steps>/. `rows` writes the ROWS files into it, which only the last checkpoint keeps.
-        If the disk is full, it warns, keeps the previous checkpoints and returns None; it raises RunFailed after
-        MAX_FAILURES failures in a row."""
-        final = self.directory / f"{env_steps:012d}"
+        """Writes <directory>/<name>/; its name is that of its env steps by default. `rows` writes the ROWS files into
+        it, which only the last checkpoint keeps. If the disk is full, it warns, keeps the previous checkpoints and
+        returns None; it raises RunFailed after MAX_FAILURES failures in a row."""
+        final = self.directory / (name or f"{env_steps:012d}")
         temporary = self.directory / f".{final.name}.tmp"
         try:
             self.directory.mkdir(exist_ok=True)
@@ -198,6 +225,8 @@ class Checkpoints:
             for path in temporary.iterdir():
                 _fsync(path)
             _fsync(temporary)
+            if not best and final.name == self.best() and self._updates(final.name) != run.get("updates"):
+                self._second_name(final.name, BEST + final.name)
             self._put(temporary, final)
             if best:
                 self._name_best(final.name, run)
@@ -222,14 +251,16 @@ class Checkpoints:
     def save_earlier(self, env_steps: int, tensors: dict[str, dict], run: dict) -> Path | None:
         """Makes what a run was at `env_steps`, which may be before the last checkpoint, the best checkpoint.
 
-        If there is a checkpoint of that moment, it is kept with its replayed rows and gets the new run.json."""
+        If there is a checkpoint of that moment, it is kept with its replayed rows and gets the new run.json. One of
+        another update of the same env steps stays as it is."""
         there = self.directory / f"{env_steps:012d}"
         if not there.is_dir():
             return self.save(env_steps, tensors, run, best=True)
+        if self._updates(there.name) != run.get("updates"):
+            return self.save(env_steps, tensors, run, best=True, name=BEST + there.name)
         temporary = self.directory / f".{there.name}.tmp"
         try:
-            shutil.rmtree(temporary, ignore_errors=True)
-            shutil.copytree(there, temporary, copy_function=_link)
+            self._linked(there, temporary)
             manifest = json.loads((there / "manifest.json").read_text())
             write_atomically(temporary / "run.json", json.dumps(run, indent=1))
             manifest["sha256"]["run.json"] = _sha256(temporary / "run.json")
@@ -242,6 +273,26 @@ class Checkpoints:
             return None
         self._rotated()
         return there
+
+    def take_back(self, name: str) -> None:
+        """Gives a best checkpoint that has lost its own name (BEST) this name again, which no other may have now."""
+        self._second_name(name, name.removeprefix(BEST))
+        shutil.rmtree(self.directory / name)
+
+    def _second_name(self, name: str, other: str) -> None:
+        """Gives a checkpoint another name too. If it is the best one, best.json then has that name."""
+        temporary = self.directory / f".{other}.tmp"
+        self._linked(self.directory / name, temporary)
+        self._put(temporary, self.directory / other)
+        if self.best() == name:
+            said = json.loads((self.directory / "best.json").read_text())
+            write_atomically(self.directory / "best.json", json.dumps({**said, "name": other}))
+
+    @staticmethod
+    def _linked(source: Path, target: Path) -> None:
+        """Copies a checkpoint by giving its files second names."""
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(source, target, copy_function=_link)
 
     def _put(self, temporary: Path, final: Path) -> None:
         """Gives a complete checkpoint its name."""
@@ -268,7 +319,10 @@ class Checkpoints:
         best = self.best()
         for name in [n for n in self.names() if n != best][: -self.keep or None]:
             shutil.rmtree(self.directory / name)
-        for name in self.names()[:-1]:  # rows take gigabytes, and runs are usually resumed from the last checkpoint
+        for name in [n for n in self._kept() if n != best]:
+            shutil.rmtree(self.directory / name)
+        # Rows take gigabytes, and runs are usually resumed from the last checkpoint.
+        for name in [*self.names()[:-1], *self._kept()]:
             path = self.directory / name
             files = list(path.glob(ROWS))
             if files:
@@ -282,7 +336,7 @@ class Checkpoints:
 
     def load(self, name: str | None = None, parts: tuple[str, ...] = PARTS) -> tuple[dict[str, dict], dict]:
         """(tensors by part, run.json) of the named checkpoint, by default the last one. Raises UserError if there is
-        none or if it is damaged."""
+        none of that name, such as no best one yet, or if it is damaged."""
         names = self.names()
         if not names:
             raise UserError(
@@ -290,11 +344,14 @@ class Checkpoints:
                 "start anew in another run_dir, or remove it"
             )
         if name in ("best", "last"):
-            name = self.best() if name == "best" else None
+            best = self.best() if name == "best" else None
+            if name == "best" and best is None:
+                raise UserError(f"{self.directory} has no best checkpoint yet; checkpoint=last takes the newest one")
+            name = best
         name = name or names[-1]
         if re.fullmatch("[0-9]+", name):
             name = f"{int(name):012d}"
-        if name not in names:
+        if name not in [*names, *self._kept()]:
             raise UserError(f"{self.directory} has no checkpoint {name}; it has {', '.join(names)}")
         path = self.directory / name
         verify(path, parts)

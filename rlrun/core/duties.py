@@ -117,16 +117,22 @@ class Progress:
 
 
 def improves(metric: float | None, best: float | None) -> bool:
-    """Tells whether a metric is better than the best so far. What is not a number is never better than anything."""
-    return metric is not None and not math.isnan(metric) and (best is None or not metric <= best)
+    """Tells whether a metric is better than the best so far. What is not a finite number is never better than anything:
+    the user's own evaluation may give one, and JSON cannot hold it."""
+    return metric is not None and math.isfinite(metric) and (best is None or not metric <= best)
 
 
 class Stops:
     """Ends the run at its last env step, at a stop condition, at a signal or when its recording fails."""
 
-    def __init__(self, total: int, cfg: StopConfig, signals: Signals, progress: Progress):
-        """total: env steps of the whole run."""
+    def __init__(
+        self, total: int, cfg: StopConfig, signals: Signals, progress: Progress, learning_starts: int | None = None
+    ):
+        """total: env steps of the whole run. learning_starts: env steps before the first update; None: those of a
+        batch."""
         self.total, self.cfg, self.signals, self.progress = total, cfg, signals, progress
+        self.learning_starts = learning_starts
+        self.updated = True  # whether the last thing that the run did was an update, and not to put rows into a replay
         self.status, self.reason = "RUNNING", ""
         self.asked: str | None = None  # why a program that made the run asks it to stop
         self.reached = False  # whether the run has stopped because its return is what it was to reach
@@ -152,15 +158,31 @@ class Stops:
                 f"mean return {mean:.2f} of the last {len(episodes.returns)} episodes >= {cfg.return_mean:g}",
             )
         if clock.env_steps >= self.total:
-            within = clock.env_steps > self.total
-            whole = f"; env_steps={self.total} was reached inside the last update, which was finished" if within else ""
-            return "COMPLETED", f"{clock.env_steps} env steps{whole}"
+            return "COMPLETED", self._completed(clock)
         if cfg.wall_sec is not None and progress.wall_sec >= cfg.wall_sec:
             return "STOPPED", f"{progress.wall_sec:.0f} s >= {cfg.wall_sec:g}"
         if cfg.no_improvement_steps is not None and progress.best is not None:
             if clock.env_steps - progress.best_at >= cfg.no_improvement_steps:
                 return "STOPPED", f"no better mean return for {cfg.no_improvement_steps} env steps"
         return None
+
+    def count_again(self, clock: Clock) -> None:
+        """Makes `reason` agree with a clock that has also counted what other learners did until they were held."""
+        if self.status == "COMPLETED":
+            self.reason = self._completed(clock)
+
+    def _completed(self, clock: Clock) -> str:
+        """Says how the run has come to its last env step."""
+        steps, starts = clock.env_steps, self.learning_starts
+        if clock.updates == 0:
+            why = "no update was due before the end"
+            if starts is not None and steps < starts:
+                why = f"learning starts after {starts} env steps (learning_starts)"
+            return f"{steps} env steps; nothing was learnt, because {why}"
+        if steps == self.total:
+            return f"{steps} env steps"
+        last = "inside the last update, which was finished" if self.updated else "with the last rows, taken together"
+        return f"{steps} env steps; env_steps={self.total} was reached {last}"
 
 
 class Running(NamedTuple):
@@ -242,11 +264,13 @@ class Evaluations:
 
     def state(self) -> dict[str, Any]:
         """An evaluation that is due or running is made again by a resumed run, and counts once."""
-        return {
-            "eval_mean": self.mean,
-            "evaluations": self.count,
-            "evaluating": self.wanted or self.running is not None,
-        }
+        return finite(
+            {
+                "eval_mean": self.mean,
+                "evaluations": self.count,
+                "evaluating": self.wanted or self.running is not None,
+            }
+        )
 
     def load(self, run: dict[str, Any]) -> None:
         """Restores state(). Checkpoints of the first versions have only the first two."""

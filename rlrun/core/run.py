@@ -41,7 +41,7 @@ from rlrun.core.learners import (
     save_rows,
     tell_state,
 )
-from rlrun.core.metrics import EpisodeStatistics
+from rlrun.core.metrics import EpisodeStatistics, finite
 from rlrun.core.ranks import ALONE, Ranks
 from rlrun.core.restarts import Restarts
 from rlrun.core.schedule import Clock
@@ -114,18 +114,20 @@ class Run:
         from_data: bool = False,
         estimate: Estimating | None = None,
         restarts: Restarts | None = None,
+        learning_starts: int | None = None,
     ):
         """spec: the environment's, for notes on the entropy of its actions; None: without those. update_rows: rows that
         an update learns from; None: many. episode_window: number of finished episodes that statistics look at.
         judge_env_sec: see SecondLook. evaluators: processes that evaluate in place of this one. from_data: whether
         nothing is sampled, and env steps count the rows learnt from. estimate: estimates the policy's value from
-        data. restarts: the budget for failures that the run survives; None: it survives none."""
+        data. restarts: the budget for failures that the run survives; None: it survives none. learning_starts: env
+        steps before the first update; None: those of its batch."""
         self.checkpoints, self.signals, self.restored, self.callbacks = checkpoints, signals, restored, callbacks
         self.exact = exact  # columns are broken at every checkpoint, so that a resumed run equals one without a pause
         self.restarts = restarts or Restarts(0, 1.0)
         self.timers = Timers()
         self.progress = Progress(episode_window)
-        self.stops = Stops(env_steps, stop, signals, self.progress)
+        self.stops = Stops(env_steps, stop, signals, self.progress, learning_starts)
         self.evaluations = Evaluations(evaluation, evaluate, signals, evaluators)
         self.estimates = Estimates(evaluation.every, estimate, signals)
         self.saves = Saves(checkpoint, signals, self.progress, self.evaluations, save_at_end)
@@ -206,7 +208,8 @@ class Run:
             self.progress.load(run)
             self.evaluations.load(run)
             self.estimates.load(run)
-            self.saves.best = run["saved_best"]
+            # A best one that was left behind is no longer there, and must not keep another from becoming the best.
+            self.saves.best = None if self.checkpoints.best() is None else run["saved_best"]
             if run.get("judged_by", self.saves.judged_by) != self.saves.judged_by:  # the two cannot be compared
                 self.saves.best = self.progress.best = None
                 self.progress.best_at = self.clock.env_steps
@@ -278,9 +281,11 @@ class Run:
             self.logs.learn.add(update.metrics)
             self._tell("on_update", clock, update.metrics)
         self.held = False
+        self.stops.updated = update is not None
         over = self.stops.due(clock, getattr(self.sampler, "trouble", None))  # of a recording
         if over:
             self._hold()
+            self.stops.count_again(self.clock)
         self.evaluations.fresh = False
         if self.evaluations.running is not None:
             self._collect(over)
@@ -344,7 +349,7 @@ class Run:
             metric = self.saves.metric
             tensors, run = ran.snapshot
             run |= {**self.evaluations.state(), "evaluating": False, "saved_best": metric, "metric": metric}
-            run["unlogged"] = dict(self.evaluations.row)  # a run that is resumed from there has no row of it yet
+            run["unlogged"] = finite(self.evaluations.row)  # a run that is resumed from there has no row of it yet
             with self.timers("save"):
                 saved = self.checkpoints.save_earlier(ran.clock.env_steps, tensors, run)
             if saved is not None:
@@ -458,8 +463,7 @@ class Run:
             **self.evaluations.state(),
             **self.estimates.state(),
             "restarts": self.restarts.state(),
-            "saved_best": saved_best,
-            "metric": metric,
+            **finite({"saved_best": saved_best, "metric": metric}),
             "judged_by": self.saves.judged_by,
             "generation": self.generation,
         }

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from rlrun.algos.multi import Multi
 from rlrun.config.algorithms import algorithm_class
 from rlrun.config.types import load_yaml
+from rlrun.config.unused import flattened
 from rlrun.core.algorithm import Algorithm
 from rlrun.core.errors import UserError
 from rlrun.runtime.rundir import checkpoints_of
@@ -62,6 +64,20 @@ def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
                 part.renew_targets()
     except RuntimeError as error:
         raise UserError(f"init={path}: its weights do not fit this run's env and model: {_first(error)}") from None
+
+
+def other_functions(values: dict[str, Any], path: Path) -> str | None:
+    """Returns a note if networks with the weights of another run compute something else than they did there, although
+    all shapes are the same. values: this run's plain config. path: as in begin_with."""
+    run_dir, _ = _found(path, f"init={path} is neither a run directory nor one of its checkpoints")
+    theirs = flattened(load_yaml(run_dir / "config.yaml"))
+    filters = values["model"].get("observation_filter") != "none"
+    for key, value in flattened({group: values[group] for group in ("model", "algo")}).items():
+        other = theirs.get(key, value)
+        matters = key.endswith("activation") or (key == "model.observation_clip" and filters)
+        if matters and other != value and "auto" not in (other, value):
+            return f"{key} is {value}, and {other} in that run, so the same weights compute something else"
+    return None
 
 
 def variants(one: type[Algorithm], other: type[Algorithm]) -> bool:

@@ -56,7 +56,8 @@ def world_model(trained: Trained) -> Algorithm:
         raise UserError(f"imagine=true shows environments with one agent, and {trained.spec.name} has several")
     if isinstance(config.env, RecordedConfig):
         raise UserError(NO_ENV)
-    saved, _ = checkpoints_of(trained.run_dir).load(str(trained.clock.env_steps), parts=("algorithm",))
+    checkpoints = checkpoints_of(trained.run_dir)
+    saved, _ = checkpoints.load(checkpoints.name_at(*trained.clock), parts=("algorithm",))
     with torch.random.fork_rng(devices=[]):
         policy = config.algorithm.make_policy(trained.spec, Model(config.run.model), config.algo)
         ctx = LearnerContext(torch.device("cpu"), torch.Generator(), model=Model(config.run.model))

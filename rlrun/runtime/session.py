@@ -19,9 +19,10 @@ import torch
 from rlrun.config.run import Typed
 from rlrun.core.algorithm import Algorithm
 from rlrun.core.callbacks import Callback, make_callbacks
-from rlrun.core.duties import LogConfig, Play
+from rlrun.core.duties import LogConfig
 from rlrun.core.errors import EnvError, RunFailed, UserError, explained, refused
 from rlrun.core.evaluation import Evaluated
+from rlrun.core.metrics import finite
 from rlrun.core.open_loop import FOLDER, Excerpt
 from rlrun.core.passwords import masked, whole
 from rlrun.core.restarts import Restarts
@@ -44,6 +45,7 @@ from rlrun.runtime.advice import notes
 from rlrun.runtime.afterwards import last_words
 from rlrun.runtime.again import Again, Restored
 from rlrun.runtime.build import train
+from rlrun.runtime.given_weights import other_functions
 from rlrun.runtime.plan import Plan
 from rlrun.runtime.rundir import RunDir, checkpoints_of, command_line, git_commit, hardware, started_at, versions
 from rlrun.runtime.training_estimates import TrainingEstimates
@@ -101,7 +103,7 @@ def run(
     try:
         while True:
             start_within(plan.config.run.resources.start_timeout_sec)
-            _introduce(plan, resumed=restored is not None)
+            _introduce(plan, values, resumed=restored is not None)
             ended = _Session(plan, values, directory, restored, watch or Watch(), signals, again).run()
             if isinstance(ended, int):
                 return ended
@@ -140,7 +142,22 @@ class _Session:
         self.mirroring = _mirroring(self.config, values, directory.path, self.facts)
         self.watched = [] if watch.callback is None else [WatchedRows(watch.callback)]
         self.crew = _evaluators(plan, again.restarts)
-        self.job = self._job()
+        self.evaluation = _Evaluation(plan, again.restarts) if plan.evaluates and self.crew is None else None
+        try:
+            self.job = self._job()
+        except Exception as error:
+            self._never_began(masked(explained(error)))
+            raise
+
+    def _never_began(self, reason: str) -> None:
+        """Says in summary.json why the run failed before it trained, and closes what it has opened."""
+        began_at = self.resume_at or 0
+        summary = _summary(self.directory, status="FAILED", reason=reason, env_steps=began_at, **self.facts)
+        if self.mirroring is not None:
+            self.mirroring.close("FAILED")
+        self.logger.close("FAILED", summary)
+        if self.mirroring is not None:
+            self.mirroring.wait()
 
     def run(self) -> int | Restored:
         """Returns the exit code, or the checkpoint from which the run begins again."""
@@ -183,7 +200,7 @@ class _Session:
     def _train(self) -> tuple[BaseException | None, Restored | None]:
         """Returns what ended the training, if anything did, and the checkpoint from which the run begins again."""
         job, places = self.job, checkpoints_of(self.directory.path)
-        steps = self.plan.resources.inference == "serial" or (self.plan.evaluates and self.crew is None)
+        steps = self.plan.resources.inference == "serial" or self.evaluation is not None
         dog = Watchdog(self.plan.limits(), self._stuck) if steps else None
         try:
             train(self.plan, job, None if self.resume_at is None else places.directory / f"{self.resume_at:012d}")
@@ -204,6 +221,8 @@ class _Session:
                 dog.close()
             if self.crew is not None:
                 self.crew.close()
+            if self.evaluation is not None:
+                self.evaluation.close()
         return None, None
 
     def _stuck(self, reason: str) -> None:
@@ -260,7 +279,7 @@ class _Session:
             checkpoints=checkpoints_of(self.directory.path, config.run.checkpoint.keep),
             logger=logger,
             signals=self.signals,
-            evaluate=_evaluation(plan, self.again.restarts) if plan.evaluates and self.crew is None else None,
+            evaluate=self.evaluation,
             estimate=TrainingEstimates(plan) if plan.estimates else None,
             evaluators=self.crew,
             exact=plan.resources.exact,
@@ -276,22 +295,26 @@ class _Session:
             episode_window=config.run.episode_window,
             from_data=config.runner.name == "offline",
             restarts=self.again.restarts,
+            learning_starts=None if plan.needs.replay is None else plan.needs.replay.learning_starts,
             judge_env_sec=None if plan.resources.pace is None else plan.resources.pace.second_look,
         )
 
 
-def _introduce(plan: Plan, resumed: bool) -> None:
-    """Says what was decided for the run, and what its user may want to know of it."""
+def _introduce(plan: Plan, values: dict[str, Any], resumed: bool) -> None:
+    """Says what was decided for the run, and what its user may want to know of it. values: its plain config."""
     for sentence in [*plan.spec.notes, *plan.resources.why]:
         say(sentence)
     if plan.config.run.init is not None and not resumed:
         say(f"begins with the weights of {plan.config.run.init}")
+        if (note := other_functions(values, Path(plan.config.run.init))) is not None:
+            say(f"note: {note}")
     for note in notes(plan):
         say(f"note: {note}")
 
 
 def _summary(directory: RunDir, **values: Any) -> dict[str, Any]:
     """Writes summary.json, or says that it could not be written. Returns it in any case."""
+    values = finite(values)  # the user's own evaluation may return what is not a number
     try:
         return directory.summary(**values)
     except OSError as error:
@@ -352,26 +375,31 @@ def _imagining(plan: Plan, path: Path, logger: Sinks) -> list[Imagining]:
     return [Imagining(config.run.imagine, show, rng)]
 
 
-def _evaluation(plan: Plan, restarts: Restarts) -> Play:
-    """Returns the function that evaluates in this process. Where an environment fails, all are made anew and play this
-    evaluation from its beginning, once and within the run's budget of failures."""
-    evaluating: list[Evaluating] = []
+class _Evaluation:
+    """Evaluates in this process. Where an environment fails, all are made anew and play this evaluation from its
+    beginning, once and within the run's budget of failures."""
 
-    def evaluate(algorithm: Algorithm, clock: Clock, round_: int, stop: Callable[[], bool]) -> Evaluated:
-        if not evaluating:
-            evaluating.append(Evaluating(dataclasses.replace(plan.evaluation(), workers=0)))
-        one = evaluating[0]
+    def __init__(self, plan: Plan, restarts: Restarts):
+        self.plan, self.restarts = plan, restarts
+        self.evaluating: Evaluating | None = None
+
+    def __call__(self, algorithm: Algorithm, clock: Clock, round_: int, stop: Callable[[], bool]) -> Evaluated:
+        if self.evaluating is None:
+            self.evaluating = Evaluating(dataclasses.replace(self.plan.evaluation(), workers=0))
         try:
-            return one(algorithm.policy, clock, round_, stop)
+            return self.evaluating(algorithm.policy, clock, round_, stop)
         except EnvError as error:
-            if restarts.limit == 0:
+            if self.restarts.limit == 0:
                 raise
-            restarts.env_failed(f"in an evaluation, {error}")
-        with contextlib.suppress(Exception):  # it is the user's code, and has failed before
-            one.close()
-        return one(algorithm.policy, clock, round_, stop)
+            self.restarts.env_failed(f"in an evaluation, {error}")
+        self.close()
+        return self.evaluating(algorithm.policy, clock, round_, stop)
 
-    return evaluate
+    def close(self) -> None:
+        """Closes the environments, if there are any."""
+        if self.evaluating is not None:
+            with contextlib.suppress(Exception):  # it is the user's code, and may have failed before
+                self.evaluating.close()
 
 
 def _evaluators(plan: Plan, restarts: Restarts) -> EvaluationCrew | None:

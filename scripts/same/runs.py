@@ -254,7 +254,7 @@ def numbers(run: Path, after: int = 0) -> dict[str, Any]:
         else:
             found[path] = repr(value)
 
-    for folder in sorted(path for path in (run / "checkpoints").iterdir() if path.is_dir() and int(path.name) > after):
+    for folder in sorted(path for path in (run / "checkpoints").glob("[0-9]*") if int(path.name) > after):
         for file in sorted(folder.iterdir()):
             name = f"{folder.name}/{file.name}"
             if file.suffix == ".pt":

@@ -67,6 +67,49 @@ def test_an_earlier_moment_becomes_the_best_and_rows_of_the_last_one_stay(tmp_pa
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+def test_a_best_checkpoint_outlives_other_updates_of_its_env_steps(tmp_path):
+    """Several updates share a clock's env steps, which name checkpoints. The last one keeps this name and its rows."""
+    checkpoints, own, kept = Checkpoints(tmp_path, keep=2), f"{20:012d}", f"best-{20:012d}"
+
+    def saved(updates, how=checkpoints.save, env_steps=20, **more):
+        tensors = {name: {"updates": torch.tensor(updates)} for name in ("policy", "algorithm", "sampler")}
+        assert how(env_steps, tensors, {"env_steps": env_steps, "updates": updates, "metric": updates}, **more)
+
+    def held(name):
+        loaded, run = checkpoints.load(name)
+        assert run["updates"] == loaded["policy"]["updates"] == loaded["algorithm"]["updates"]
+        return run["updates"]
+
+    def rows(folder):
+        (folder / "replay-0.bin").write_bytes(b"rows")
+
+    saved(5, best=True, rows=rows)
+    saved(5, best=False, rows=rows)
+    assert checkpoints.best() == own and held("best") == 5
+    for updates in (6, 7):
+        saved(updates, best=False, rows=rows)
+        assert (held("best"), held("last"), held("20"), checkpoints.best()) == (5, updates, updates, kept)
+        assert json.loads((tmp_path / "best.json").read_text())["metric"] == 5
+        assert (tmp_path / own / "replay-0.bin").exists() and not (tmp_path / kept / "replay-0.bin").exists()
+    assert checkpoints.name_at(20, 5) == kept and checkpoints.name_at(20, 7) == own and checkpoints.names() == [own]
+    saved(6, checkpoints.save_earlier)  # an evaluation that ran beside training is over
+    assert (held("best"), held("last"), checkpoints.best()) == (6, 7, kept)
+    saved(9, env_steps=30, best=False)
+    later = f"{30:012d}"
+    assert held("best") == 6 and checkpoints.after(kept) == [own, later] and checkpoints.after(own) == [later]
+    saved(10, env_steps=40, best=True)
+    assert held("best") == 10 and not (tmp_path / kept).exists(), "it is removed when another is the best"
+    (tmp_path / f".{kept}.tmp").mkdir()
+    assert checkpoints.tidy() == [f".{kept}.tmp"]
+
+
+def test_the_best_checkpoint_is_none_until_there_is_one(saved):
+    checkpoints, _ = saved
+    with pytest.raises(UserError, match="has no best checkpoint yet; checkpoint=last takes the newest one"):
+        checkpoints.load("best")
+    assert checkpoints.load("last")[1] == {"env_steps": 10}
+
+
 def test_rows_whose_removal_was_cut_off_harm_nothing(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=2)
     tensors = {name: {"weight": torch.ones(3)} for name in ("policy", "algorithm", "sampler", "replay")}

@@ -24,6 +24,7 @@ from rlrun.runtime import session
 from rlrun.runtime.plan import plan
 from rlrun.runtime.rundir import checkpoints_of
 from rlrun.runtime.trained import load
+from rlrun.samplers import evaluators
 from rlrun.samplers.evaluator import Evaluator
 from rlrun.samplers.evaluators import EvaluationCrew
 
@@ -78,7 +79,19 @@ def test_a_killed_evaluation_ends_a_run_without_restarts(tmp_path, capfd):
     assert "eval-0 was killed by SIGKILL" in capfd.readouterr().err
 
 
-def test_processes_share_the_games_and_debug_has_none(tmp_path, capfd):
+def test_processes_share_the_games_and_debug_has_none(tmp_path, capfd, monkeypatch):
+    made, closed = [], []
+
+    class Watched(Evaluator):
+        def __init__(self, *facts):
+            super().__init__(*facts)
+            made.append(self)
+
+        def close(self):
+            closed.append(self)
+            super().close()
+
+    monkeypatch.setattr(evaluators, "Evaluator", Watched)
     games = ["eval.every=100", "eval.episodes=5", "callbacks=[my_rl.evaluations:Count]", "env_steps=200"]
     apart = ["eval.workers=2", "eval.parallel=false"]
     assert _dispatch(["train", *WORDS, *games, *apart, f"run_dir={tmp_path / 'a'}"]) == 0
@@ -89,6 +102,7 @@ def test_processes_share_the_games_and_debug_has_none(tmp_path, capfd):
     assert _dispatch([*debug, "eval.workers=2", f"run_dir={tmp_path / 'c'}"]) == 0
     returns = [[row["eval/return_mean"] for row in evaluations(tmp_path / name)] for name in "bc"]
     assert returns[0] == returns[1] and len(returns[0]) == 2
+    assert made == closed and len(made) == 2, "environments that evaluate in the run's own process are closed"
 
 
 def test_a_wrong_answer_of_the_users_function_is_named(tmp_path, capfd):
@@ -190,13 +204,13 @@ def test_an_evaluation_in_the_runs_own_process_survives_one_failure_within_the_b
 
     monkeypatch.setattr(session, "Evaluating", Fails)
     algorithm = types.SimpleNamespace(policy=None)
-    play = session._evaluation(Plan((True, False, True, True)), Restarts(5, 60.0, tell=told.append))
+    play = session._Evaluation(Plan((True, False, True, True)), Restarts(5, 60.0, tell=told.append))
     assert play(algorithm, Clock(), 1, bool).returns == [1.0] and played == [1, 1] and len(closed) == 1
     assert "in an evaluation, Env-v0, env 3 (seed 7) failed in step 2" in told[0]
     with pytest.raises(EnvError):
         play(algorithm, Clock(), 2, bool)
     with pytest.raises(EnvError):
-        session._evaluation(Plan((True,)), Restarts(0, 60.0))(algorithm, Clock(), 1, bool)
+        session._Evaluation(Plan((True,)), Restarts(0, 60.0))(algorithm, Clock(), 1, bool)
 
 
 def test_a_hang_in_an_evaluation_is_seen(tmp_path):

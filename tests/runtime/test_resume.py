@@ -8,7 +8,9 @@ from conftest import SMALL
 
 import rlrun
 from rlrun.cli import _dispatch
+from rlrun.core.duties import Saves
 from rlrun.core.errors import UserError
+from rlrun.runtime.rundir import checkpoints_of
 
 WORDS = ["train", "algo=impala", "env=CartPole-v1", *SMALL]
 
@@ -50,10 +52,25 @@ def test_what_is_no_checkpoint_of_the_run_gets_a_sentence(run, tmp_path):
         ("7", "has no checkpoint 000000000007; it has 0000"),
         (tmp_path / "checkpoints" / "1", "is not a checkpoint of .*init="),
         ("first", "is not a checkpoint of"),
+        ("best", "has no best checkpoint yet; checkpoint=last"),
     ):
         with pytest.raises(UserError, match=said):
             _dispatch(["resume", str(run), f"checkpoint={given}", "env_steps=400"])
     assert len(names(run)) == 3 and not (run / "left_behind").exists()
+
+
+def test_a_run_whose_best_checkpoint_is_left_behind_finds_another(tmp_path, monkeypatch):
+    """Although none is as good as the one before that, whose weights are gone."""
+    path, good = tmp_path / "run", {"after 350": 10.0, "before": 9.0}
+    monkeypatch.setattr(Saves, "metric", property(lambda self: good["after 350" if self.progress.clock.env_steps > 350 else "before"]))  # fmt: skip
+    words = ["checkpoint.every=100", "checkpoint.keep=2", "env_steps=500", f"run_dir={path}"]
+    assert _dispatch([*WORDS, *words]) == 0
+    before, best, _ = names(path)
+    assert checkpoints_of(path).best() == best and checkpoints_of(path).load(before)[1]["saved_best"] == 9.0
+    good.update({"after 350": 7.0, "before": 6.0})
+    assert _dispatch(["resume", str(path), f"checkpoint={before}"]) == 0
+    assert (path / "left_behind" / "1" / "best.json").exists()
+    assert checkpoints_of(path).load("best")[1]["metric"] == 7.0
 
 
 @pytest.mark.parametrize("words, said", [

@@ -384,6 +384,71 @@ def test_stops(tmp_path):
     assert reason("c", "stop.wall_sec=0.5")["status"] == "STOPPED"
 
 
+def test_a_run_without_an_update_says_why(tmp_path):
+    for steps, said in (
+        (30, "nothing was learnt, because learning starts after 50 env steps (learning_starts)"),
+        (51, "nothing was learnt, because no update was due before the end"),
+    ):
+        path = tmp_path / str(steps)
+        assert train(path, "algo=dqn", *REPLAYED, f"env_steps={steps}") == 0
+        assert said in json.loads((path / "summary.json").read_text())["reason"]
+
+
+BROKEN = """
+import rlrun
+class Broken(rlrun.Evaluation):
+    def evaluate(self, games):
+        return {"return_mean": [float("nan"), float("inf"), -float("inf"), 3.0][games.number], "other": float("nan")}
+class Once(rlrun.Callback):
+    made = 0
+    def __init__(self):
+        Once.made += 1
+        if Once.made > 1:
+            raise ValueError("it was made before")
+"""
+
+
+def test_what_is_not_a_number_stays_out_of_the_files_of_a_run(tmp_path, monkeypatch):
+    """JSON has no word for it, and it is never the best."""
+    (tmp_path / "broken_nan.py").write_text(BROKEN)
+    monkeypatch.syspath_prepend(tmp_path)
+    path, steps = tmp_path / "run", 0
+
+    def read(text):
+        return json.loads(text, parse_constant=lambda word: pytest.fail(word))
+
+    words = ["env=CartPole-v1", "eval.every=100", "checkpoint.every=100", "checkpoint.keep=9"]
+    assert train(path, *words, "eval.function=broken_nan:Broken", "env_steps=300") == 0
+    for file in (path / "summary.json", *path.glob("checkpoints/0*/run.json")):
+        steps += 1
+        said = read(file.read_text())
+        assert not any(said.get(name) for name in ("eval_return_mean", "eval_mean", "metric", "saved_best"))
+    assert steps == 4 and checkpoints_of(path).best() is None
+    assert resume(path, "--trust", "env_steps=400") == 0
+    assert checkpoints_of(path).load("best")[1]["metric"] == read((path / "summary.json").read_text())["eval_return_mean"] == 3.0  # fmt: skip
+
+
+def test_a_session_that_cannot_be_made_has_failed(tmp_path, monkeypatch):
+    (tmp_path / "broken_once.py").write_text(BROKEN)
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "run"
+    with pytest.raises(UserError, match="it was made before"):
+        train(path, "env=CartPole-v1", "callbacks=[broken_once:Once]", "env_steps=100")
+    summary = json.loads((path / "summary.json").read_text())
+    assert summary["status"] == "FAILED" and "broken_once:Once cannot be made" in summary["reason"]
+    assert summary["seed"] == 0 and not [one for one in threading.enumerate() if one.name == "loggers"]
+
+
+def test_weights_that_compute_something_else_in_another_model_are_noted(tmp_path, capsys):
+    train(tmp_path / "first", "env=CartPole-v1", "model.activation=relu", "env_steps=100")
+    capsys.readouterr()
+    note = "note: model.activation is tanh, and relu in that run"
+    for activation in ("relu", "tanh"):
+        train(tmp_path / activation, "env=CartPole-v1", f"model.activation={activation}", f"init={tmp_path / 'first'}", "env_steps=100")  # fmt: skip
+        said = capsys.readouterr().out
+        assert f"begins with the weights of {tmp_path / 'first'}" in said and (note in said) == (activation == "tanh")
+
+
 def test_evaluation_during_training_judges_best(tmp_path):
     path = tmp_path / "run"
     train(
@@ -778,6 +843,34 @@ def test_best_is_what_best_json_names(tmp_path):
     run = checkpoints_of(path).load("best")[1]
     assert int(best["name"]) == run["env_steps"] and best["metric"] == run["metric"] == run["saved_best"]
     assert checkpoints_of(path).load("last")[1]["saved_best"] == best["metric"]
+
+
+def test_the_best_weights_stay_though_later_updates_of_the_same_env_steps_are_saved(tmp_path, monkeypatch):
+    """A run that goes back to them leaves the later ones behind."""
+    from rlrun.core.duties import Saves
+
+    path, real, seen = tmp_path / "run", Checkpoints.save, {}
+    monkeypatch.setattr(
+        Saves, "metric", property(lambda self: None if (n := self.progress.clock.updates) < 5 else float(-n))
+    )
+
+    def save(self, env_steps, tensors, run, best, *rest):
+        if best:
+            seen[run["updates"]] = {name: value.clone() for name, value in tensors["policy"].items()}
+        return real(self, env_steps, tensors, run, best, *rest)
+
+    monkeypatch.setattr(Checkpoints, "save", save)
+    words = [*REPLAYED, "checkpoint.every_sec=0", "checkpoint.keep=99"]
+    assert train(path, "algo=dqn", *words, "env_steps=120") == 0
+    best, checkpoints = load(path, "best"), checkpoints_of(path)
+    assert best.clock.updates == 5 and list(seen) == [5] and same(seen[5], dict(best.policy.state_dict()))
+    name = f"{best.clock.env_steps:012d}"
+    later = checkpoints.load(name, parts=("policy",))
+    assert later[1]["updates"] > 5 and not same(seen[5], later[0]["policy"])
+    assert resume(path, "checkpoint=best", "checkpoint.every_sec=null") == 0
+    behind = Checkpoints(path / "left_behind" / "1", keep=1).load(name, parts=("policy",))
+    assert same(behind, later) and not (path / "checkpoints" / f"best-{name}").exists()
+    assert checkpoints.best() == name and same(seen[5], checkpoints.load(name)[0]["policy"])
 
 
 @pytest.mark.parametrize("before, after", [("serial", "serial"), ("local", "serial"), ("serial", "local")])
