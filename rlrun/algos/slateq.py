@@ -18,8 +18,8 @@ the documents. The optimal slate needs no linear program (ops/slates.py). RLlib 
 the state before it, and RLlib's responses are those of the row before; here rows are aligned.
 Refused: input_priorities, since a row's choice is not known when the row is recorded; action masks.
 Metrics: learn/loss: mean of weighted losses; td_error: mean |target - Qbar|; q: mean value of what was chosen; target;
-chosen: share of rows in which a document was chosen; choice_loss: mean of -log P of what was chosen; place_factor: that
-of the last place; epsilon; q_grad_norm and choice_grad_norm before clipping; q_lr, choice_lr.
+chosen: share of rows in which a document was chosen; choice_loss: weighted mean of -log P of what was chosen;
+place_factor: that of the last place; epsilon; q_grad_norm and choice_grad_norm before clipping; q_lr, choice_lr.
 Checked: tests/ops/test_best_slates.py (slates against brute force and a linear program), tests/algos/test_slateq.py
 (targets by hand; DQN over documents), tests/envs/test_slates.py, tuned/slateq/.
 """
@@ -159,14 +159,18 @@ class SlateQ(Algorithm):
         td_error = target - q
         error = batch.weight * huber(td_error, cfg.huber_delta)
         counts = torch.ones_like(chose) if cfg.null_value else chose
-        many = self.total(counts.sum()).clamp(min=1)
+        counted = self.total(counts.sum())
+        many = counted.clamp(min=1)
 
         def mean(x: Tensor) -> Tensor:
             return masked_mean(x, counts, many)
 
-        priority = td_error.detach().abs().masked_fill(~counts, 0.0)
-        loss = mean(error)
-        shares = {"loss": loss, "td_error": mean(priority), "q": mean(q), "target": mean(target)}
+        size = td_error.detach().abs()
+        loss, typical = mean(error), mean(size)
+        # The model of choices learns from rows without a choice too, which are drawn as often as the others.
+        usual = self.total(torch.where(counted > 0, typical, self.mean(size)))
+        priority = torch.where(counts, size, usual)
+        shares = {"loss": loss, "td_error": typical, "q": mean(q), "target": mean(target)}
         return loss, priority, shares | {"chosen": self.mean(chose.float())}
 
     @torch.no_grad()
@@ -189,9 +193,9 @@ class SlateQ(Algorithm):
         return reward + discount * pairs.worth(slate)[0]
 
     def choice_loss(self, batch: Batch, click: Tensor) -> Tensor:
-        """Returns this learner's share of the mean of -log P(what was chosen | slate) []."""
+        """Returns this learner's share of the weighted mean of -log P(what was chosen | slate) []."""
         logits = self.policy.choice_logits(first_row(batch), batch.action[:1])[0]  # [B, S + 1]
-        return self.mean(torch.nn.functional.cross_entropy(logits, click, reduction="none"))
+        return self.mean(batch.weight * torch.nn.functional.cross_entropy(logits, click, reduction="none"))
 
 
 def first_row(batch: Batch) -> Batch:

@@ -1,10 +1,11 @@
 """rlrun estimate RUN_DIR data.path=DIR [method=is,pdis,wis,step_wis,dm,dr,wdr] [episodes=100 greedy=false discount=0.99
 checkpoint=last|best|<env steps> interval=bootstrap|t|bernstein confidence=0.95 bounds=[LOW,HIGH] data.episodes=1000
-folds=2 num_actions=8 seed=0 model.updates=10000 model.batch_size=256 model.lr=1e-3 model.hidden=[128,128]
-model.target_tau=0.05 model.clip=true] [--json]
+data.actions_normalized=true folds=2 num_actions=8 seed=0 model.updates=10000 model.batch_size=256 model.lr=1e-3
+model.hidden=[128,128] model.target_tau=0.05 model.clip=true] [--json]
 
 Estimates the value of a policy from recorded episodes: the expected discounted return of an episode. The discount is
 that of the run, unless another one is given. data.episodes=N reads the first N episodes of the data.
+data.actions_normalized is the run's own where it is not given.
 
 is        ordinary importance sampling: unbiased, with a large variance
 pdis      per-decision importance sampling: unbiased, with less variance
@@ -23,8 +24,11 @@ learnt from data alone, one of this machine that has the name and the spaces of 
 
 `effective` is the number of own episodes that the weighted ones are worth. Where it is small, no interval of an
 estimate with weights can be trusted. bernstein holds for every number of episodes, but needs bounds for what an episode
-contributes: its return, times its weight. folds is the number of parts into which episodes are divided: a model is
-fitted for each part to the others; with folds=1 it judges the episodes that it has learnt from."""
+contributes: its return, times its weight. One episode has no other interval.
+
+folds, num_actions and model.* are for dm, dr and wdr. folds is the number of parts into which episodes are divided: a
+model is fitted for each part to the others; with folds=1 it judges the episodes that it has learnt from. num_actions is
+how many actions the policy draws in every row, where it does not give the probabilities of all choices."""
 
 from __future__ import annotations
 
@@ -46,13 +50,14 @@ from rlrun.loggers.console import duration
 from rlrun.runtime.estimate import FIT, NEED_MODEL, EstimateReport, IntervalKind, Question, discount_of, estimate
 from rlrun.runtime.played_env import environment_of
 from rlrun.runtime.played_value import played_value
-from rlrun.runtime.recorded_episodes import RecordedEpisodes
+from rlrun.runtime.recorded_episodes import RecordedEpisodes, knows_choices
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataPath:
     path: str
     episodes: Annotated[int, Count] | None
+    actions_normalized: bool | None  # None: as the run reads them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +72,7 @@ class EstimateOptions:
     bounds: tuple[float, float] | None
     episodes: Annotated[int, NotNegative]
     folds: Annotated[int, Count]
-    num_actions: Annotated[int, Count]
+    num_actions: Annotated[int, Count] | None
     seed: Annotated[int, NotNegative]
     model: FittedQConfig
 
@@ -91,7 +96,7 @@ DEFAULTS = {
     "bounds": None,
     "episodes": 100,
     "folds": 2,
-    "num_actions": 8,
+    "num_actions": None,
     "seed": 0,
 }
 TOLD_EVERY = 15.0  # seconds between two lines about the fits of the model
@@ -116,7 +121,10 @@ def main(words: list[str]) -> int:
     from rlrun.runtime.trained import load
 
     trained = load(path, str(options.checkpoint), trusted)
-    source = open_source(options.data.path, trained.spec)
+    normalized = options.data.actions_normalized
+    if normalized is None:
+        normalized = trained.config.run.data.actions_normalized
+    source = open_source(options.data.path, trained.spec, normalized)
     discount = discount_of(trained.config.algo) if options.discount is None else options.discount
     question = Question(
         methods=options.methods,
@@ -126,13 +134,15 @@ def main(words: list[str]) -> int:
         bounds=options.bounds,
         mode="greedy" if options.greedy else "explore",
         folds=options.folds,
-        num_actions=options.num_actions,
+        num_actions=Question.num_actions if options.num_actions is None else options.num_actions,
         seed=options.seed,
     )
 
     if not as_json:
         print(f"rlrun estimate: {path} from {options.data.path}", flush=True)
     played = RecordedEpisodes(source, trained.spec, options.data.episodes)
+    if options.num_actions is not None and knows_choices(played, trained.policy, question.mode, trained.clock):
+        raise UserError("num_actions has no effect: the policy gives the probabilities of all choices; leave it out")
     told = Fitting(question.methods, min(options.folds, len(played)), options.model.updates, shown=not as_json)
     report = estimate(trained.policy, played, trained.clock, trained.config.run.model, question, options.model, told)
     seeds, unplayed = Seeds(options.seed), "episodes=0 plays none"
@@ -195,7 +205,7 @@ class Fitting:
 def parsed(words: list[str]) -> EstimateOptions:
     """The options of a command's words."""
     given = parse_assignments(words)
-    nested: dict[str, dict] = {"data": {"episodes": None}, "model": dataclasses.asdict(FIT)}
+    nested: dict[str, dict] = {"data": {"episodes": None, "actions_normalized": None}, "model": dataclasses.asdict(FIT)}
     flat = {}
     for name, value in given.items():
         group, dot, key = name.partition(".")
@@ -205,7 +215,16 @@ def parsed(words: list[str]) -> EstimateOptions:
             flat[name] = value
     if "path" not in nested["data"]:
         raise UserError("rlrun estimate needs data.path=DIR, a data set with episodes")
-    return typed(EstimateOptions, DEFAULTS | flat | nested)
+    options = typed(EstimateOptions, DEFAULTS | flat | nested)
+    if options.bounds is not None and options.interval != "bernstein":
+        raise UserError(f"bounds is for interval=bernstein, and the interval is {options.interval}; leave it out")
+    for_models = [name for name in given if name in ("folds", "num_actions") or name.startswith("model.")]
+    if for_models and not any(method in NEED_MODEL for method in options.methods):
+        raise UserError(
+            f"{', '.join(for_models)}: only dm, dr and wdr learn a model, and method={','.join(options.methods)} asks"
+            " for none of them"
+        )
+    return options
 
 
 def shown(report: EstimateReport, confidence: float, unplayed: str = "") -> str:

@@ -45,7 +45,8 @@ def write_minari(
 
     Every trajectory becomes an episode. One with dead rows in its middle becomes several, because Minari has none. A
     trajectory that nothing ended is marked as truncated, since Minari's episodes have an end. Log probabilities go to
-    infos/log_prob. Raises UserError if the set has several agents, or if Minari is missing or refuses it."""
+    infos/log_prob, and are NaN where the environment executed another action than the one that was drawn. Raises
+    UserError if the set has several agents, or if Minari is missing or refuses it."""
     try:
         import minari
         from minari.data_collector import EpisodeBuffer
@@ -138,14 +139,31 @@ def _episodes(one: Trajectory, spec: EnvSpec) -> Iterator[dict[str, Any]]:
             obs = {**obs, MASK: one.obs[MASK][seen].astype(np.int8)}
         truncated = one.truncated[live].copy()
         truncated[-1] |= not one.terminated[live][-1]
+        action, log_prob = _cut(one.action, live), one.record.get("log_prob")
+        known = None if log_prob is None else np.where(_changed(spec.action, action), np.nan, log_prob[live])
         yield {
             "observations": obs,
-            "actions": spec.action.to_env(_cut(one.action, live)),
+            "actions": spec.action.to_env(action),
             "rewards": one.reward[live].astype(np.float64).tolist(),
             "terminations": one.terminated[live].tolist(),
             "truncations": truncated.tolist(),
-            "infos": {"log_prob": [*one.record["log_prob"][live].tolist(), 0.0]} if "log_prob" in one.record else None,
+            "infos": None if known is None else {"log_prob": [*known.tolist(), 0.0]},
         }
+
+
+def _changed(space: Any, action: Any) -> np.ndarray:
+    """Where a space's to_env() makes others of actions of rows [n], by clipping or rounding: their probabilities are
+    unknown then."""
+    if isinstance(space, Nested):
+        return np.any([_changed(part, action[name]) for name, part in space.spaces], 0)
+    if not isinstance(space, Box):
+        return np.zeros(len(action), dtype=bool)
+    if space.whole:
+        differs = space.from_env(space.to_env(action)) != action
+    else:  # going there and back rounds numbers a little
+        low, high = (-1.0, 1.0) if space.bounded else (np.reshape(end, space.shape) for end in (space.low, space.high))
+        differs = (action < low) | (action > high)
+    return differs.reshape(len(action), -1).any(1)
 
 
 def _cut(rows: Any, piece: slice) -> Any:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rlrun.core.errors import UserError
+from rlrun.core.specs import Box
 from rlrun.datasets.foreign import Chunk, actions, observations
 from rlrun.datasets.trajectories import DataFacts, Trajectory
 
@@ -74,7 +75,7 @@ class Stitcher:
             fields["new_obs"] = observations(spec, rows.new_obs, rows.where)
         if "log_prob" in self.facts.record:
             none = np.full(len(obs), np.nan, dtype=np.float32)
-            fields["log_prob"] = none if rows.log_prob is None else rows.log_prob
+            fields["log_prob"] = none if rows.log_prob is None else self._density(rows.log_prob)
         agent = np.zeros(len(obs), dtype=np.int64) if rows.agent is None else rows.agent
         many = 1 if spec.agents is None else len(spec.agents.names)
         if agent.size and (agent.min() < 0 or agent.max() >= many):
@@ -104,6 +105,14 @@ class Stitcher:
                 one.parts[-1] = {name: values.copy() for name, values in one.parts[-1].items()}
         for key in [key for key, one in self.open.items() if one.seen < self.batch - FORGET]:
             yield from self._close(key)
+
+    def _density(self, log_prob: np.ndarray) -> np.ndarray:
+        """Log probabilities of a file for actions in the units that rows have: a density grows as its space shrinks."""
+        space = self.facts.spec.action
+        if self.normalized or not isinstance(space, Box) or not space.bounded:
+            return log_prob
+        width = np.subtract(space.high, space.low) + float(space.whole)  # [-1, 1] has a part for each whole number
+        return log_prob + np.log(width / 2).sum(dtype=np.float32)
 
     def finish(self) -> Iterator[Trajectory]:
         """Yields the episodes that nothing ended."""

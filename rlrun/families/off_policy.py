@@ -20,9 +20,10 @@ from rlrun.core.errors import UserError
 from rlrun.core.optimizer import OptimizerConfig
 from rlrun.core.ranges import Count, NotNegative, Positive, PositiveShare, Share
 from rlrun.core.schedule import Schedule
-from rlrun.core.specs import Box, Space
+from rlrun.core.specs import Box, Nested, Space
 from rlrun.models.critic import Critics, EnsembleLinear
 from rlrun.models.encoders import NetConfig
+from rlrun.models.heads import OwnHead
 from rlrun.models.model import Model, Seen
 from rlrun.ops.returns import fold_n_step, recorded_td_error
 from rlrun.ops.td import taken
@@ -172,7 +173,7 @@ class Transitions(NamedTuple):
 
     now: Seen
     then: Seen
-    action: Tensor  # [N, ...]
+    action: Tensor  # [N, ...], as the environment executed it
     reward: Tensor  # [N], clipped, and summed over the n rows
     discount: Tensor  # [N]: of the value of `then`; 0 after a termination
     weight: Tensor  # [N]
@@ -195,6 +196,9 @@ class Transitions(NamedTuple):
 def transitions(algorithm: Algorithm, batch: Batch) -> Transitions:
     """Takes the transitions out of a batch of replayed fragments, with filtered observations."""
     cfg, policy = cast(OffPolicyActorCriticConfig, algorithm.cfg), cast(Any, algorithm.policy)
+    # A user's own distribution may draw actions beyond the bounds, and its critics must know the values of these.
+    action = batch.action if isinstance(policy.net.head, OwnHead) else executed(algorithm.spec.action, batch.action)
+    batch = batch.replace(action=action)
     if cfg.sequence_length is None:
         ends = batch.ends()
         obs, first, nothing = policy.seen(ends.obs), ends.is_first, Batch()
@@ -228,6 +232,16 @@ def transitions(algorithm: Algorithm, batch: Batch) -> Transitions:
         rows.reward.shape[1],
         algorithm.mean_over(valid),
     )
+
+
+def executed(space: Space, action: Any) -> Any:
+    """Returns actions in the form that rows have, as the environment executes them: bounded numbers within [-1, 1].
+
+    Rows hold what a policy drew, and a Gaussian, as that of ppo, draws numbers beyond the bounds. A critic that learnt
+    from these would learn the values of actions that were never executed."""
+    if isinstance(space, Nested):
+        return Batch({name: executed(part, action[name]) for name, part in space.spaces})
+    return action.clamp(-1.0, 1.0) if isinstance(space, Box) and space.bounded else action
 
 
 def recorded_priority(cfg: OffPolicyConfig, rows: Batch) -> Tensor:

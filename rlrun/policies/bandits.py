@@ -18,7 +18,7 @@ from rlrun.models.encoders import NetConfig, mlp
 from rlrun.models.model import Model
 from rlrun.models.normalizer import FiltersObservations
 from rlrun.ops.ridge import deviation
-from rlrun.ops.slates import drawn_slate, ranked
+from rlrun.ops.slates import drawn_log_prob, drawn_slate, ranked
 from rlrun.policies.exploration import ExplorationConfig, Explorer
 
 
@@ -55,6 +55,8 @@ def arms_of(spec: EnvSpec, items: str | None, click: str) -> Arms:
             raise UserError(
                 f"{name} asks for slates of {len(action.sizes)} items, and there are only {action.sizes[0]} candidates"
             )
+        if "action_mask" in spec.obs:
+            raise UserError(f"{name} masks its actions, and slates are made of all candidates that are shown")
         count, places = action.sizes[0], len(action.sizes)
     else:
         assert isinstance(action, Discrete)
@@ -272,7 +274,9 @@ class BanditPolicy(FiltersObservations, Policy):
             certain = mode == "greedy" or (self.rule == "bound")
             log_prob = torch.zeros_like(unknown) if certain else None
         elif who is self.explorer.uniform and self.arms.places is not None:
-            action = drawn_slate(torch.zeros_like(self.means(x)), self.arms.places, rng)
+            even = torch.zeros_like(self.means(x))
+            action = drawn_slate(even, self.arms.places, rng)
+            log_prob = drawn_log_prob(even, action) if record else None
         else:
             action, log_prob, changed = self.explorer.choose(who, self.means(x), obs, is_first, state, clock, rng)
             carried |= changed
@@ -284,9 +288,10 @@ class BanditPolicy(FiltersObservations, Policy):
         obs, is_first = batch["obs"][:count], batch["is_first"][:count]
         who = self.explorer.stand_in(mode, clock)
         if who is not None:
-            return self.explorer.log_prob(
-                who, self.means(self.of(Batch(obs=obs, is_first=is_first))), obs, action, clock
-            )
+            means = self.means(self.of(Batch(obs=obs, is_first=is_first)))
+            if who is self.explorer.uniform and self.arms.places is not None:
+                return drawn_log_prob(torch.zeros_like(means), action)  # slates of different items, as act() draws them
+            return self.explorer.log_prob(who, means, obs, action, clock)
         best = self._certain(obs, is_first, mode)
         same = best == action if self.arms.places is None else (best == action).all(-1)
         return torch.zeros(same.shape, device=same.device).masked_fill(~same, -math.inf)

@@ -24,6 +24,7 @@ from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import EnvSpec
 from rlrun.families.fitted_q import FittedQ, FittedQConfig, PlayedRows
+from rlrun.families.off_policy import executed
 from rlrun.models.config import ModelConfig
 from rlrun.models.model import Model
 from rlrun.ops import estimators
@@ -62,8 +63,10 @@ class Question:
 
 
 def discount_of(algo: Any) -> float:
-    """The discount of an algorithm's options; 1 if it has none."""
-    return float(getattr(algo, "discount", 1.0))
+    """The discount of an algorithm's options, of the algorithm inside it, or of its search; 1 if there is none."""
+    if hasattr(algo, "inner"):
+        return discount_of(algo.inner.cfg)
+    return float(getattr(getattr(algo, "search", algo), "discount", 1.0))
 
 
 @dataclass
@@ -75,7 +78,7 @@ class Answer:
     low: float | None
     high: float | None
     effective: float
-    mean_weight: float | None  # of whole episodes; None without weights
+    mean_weight: float | None  # of whole episodes; None without weights, or if it is too large for a number
     covers_played: bool | None = None  # whether the interval covers the value that was played; None: unknown
 
 
@@ -226,11 +229,11 @@ def modelled(
         learnt = ~judged if folds > 1 else judged
         rows = PlayedRows(
             kept["obs"],  # type: ignore[arg-type]
-            kept["action"],
+            executed(spec.action, kept["action"]),
             kept["reward"].float(),  # type: ignore[union-attr, arg-type]
             _terminated(data, len(kept["reward"])),
             data.row[learnt][data.valid[learnt]],
-            acts,
+            executed(spec.action, acts),
         )
         rng = Seeds(question.seed).generator("fitted_q", number)
         fitted = FittedQ(spec, Model(model), fit, rows, question.discount, rng, lambda u, n=number: told(n, u))  # type: ignore[misc]
@@ -278,10 +281,14 @@ def interval(made: Estimate, question: Question, rng: torch.Generator) -> Estima
     """The interval that was asked for, or the reason why there is none."""
     if not torch.isfinite(made.each).all():
         return "an episode contributes no finite number, because all weights are 0 or one is too large"
-    if question.interval == "bootstrap":
-        return estimators.bootstrap(made.terms, rng, question.confidence)
-    if question.interval == "t":
-        return estimators.student(made.each, question.confidence)
+    if len(made.each) < 2 and question.interval != "bernstein":
+        return "there is only one episode"
+    if question.interval != "bernstein":
+        if question.interval == "bootstrap":
+            around = estimators.bootstrap(made.terms, rng, question.confidence)
+        else:
+            around = estimators.student(made.each, question.confidence)
+        return around if all(map(math.isfinite, around)) else "its ends are too large for numbers"
     assert question.bounds is not None
     if made.weighted:
         return "an empirical Bernstein interval is for independent contributions, and weighted ones are not"
@@ -294,7 +301,7 @@ def interval(made: Estimate, question: Question, rng: torch.Generator) -> Estima
 def add(report: EstimateReport, method: str, made: Estimate, question: Question, rng: torch.Generator) -> None:
     """Adds an estimate to the report, and a warning if there is no interval."""
     around = interval(made, question, rng)
-    value = float(made.value)
+    value, mean_weight = float(made.value), float(made.log_mean_weight.exp())
     report.answers.append(
         Answer(
             method=method,
@@ -302,7 +309,7 @@ def add(report: EstimateReport, method: str, made: Estimate, question: Question,
             low=None if isinstance(around, str) else around.low,
             high=None if isinstance(around, str) else around.high,
             effective=float(made.effective),
-            mean_weight=None if method == "dm" else float(made.log_mean_weight.exp()),
+            mean_weight=None if method == "dm" or not math.isfinite(mean_weight) else mean_weight,
         )
     )
     if isinstance(around, str):
@@ -311,10 +318,9 @@ def add(report: EstimateReport, method: str, made: Estimate, question: Question,
 
 def warn(report: EstimateReport, data: Padded, name: str) -> None:
     """Adds the sentences that a reader of the estimates should know."""
-    weighted = [answer for answer in report.answers if answer.mean_weight is not None]
+    weighted = [answer for answer in report.answers if answer.method in NEED_CHANCES]
     if weighted:
         effective, mean = weighted[0].effective, weighted[0].mean_weight
-        assert mean is not None
         if effective == 0:
             report.warnings.append("No episode of the data could be one of this policy: every weight is 0.")
         elif effective < FEW or effective < SMALL_SHARE * report.episodes:
@@ -322,7 +328,7 @@ def warn(report: EstimateReport, data: Padded, name: str) -> None:
                 f"The weights of {report.episodes:,} episodes are worth {effective:.1f} episodes of the policy's own:"
                 " the estimates with weights, and their intervals, are not reliable."
             )
-        if effective and mean < FAR_FROM_ONE:
+        if effective and mean is not None and mean < FAR_FROM_ONE:
             report.warnings.append(
                 f"The mean weight is {mean:.2g}, and its expectation is 1: the data hardly shows what the policy does,"
                 " and is and pdis are too close to 0."

@@ -168,6 +168,18 @@ def log_prob(played: RecordedEpisodes, policy: Policy, mode: Mode, clock: Clock)
 
 
 @torch.inference_mode()
+def knows_choices(played: RecordedEpisodes, policy: Policy, mode: Mode, clock: Clock) -> bool:
+    """Whether actions are single choices whose probabilities the policy gives, so that chances() draws none."""
+    if not isinstance(played.spec.action, Discrete):
+        return False
+    try:
+        policy.log_probs(played.rows[:1].map(lambda x: x.unsqueeze(1)), mode, clock)
+    except UserError:
+        return False
+    return True
+
+
+@torch.inference_mode()
 def chances(
     played: RecordedEpisodes, policy: Policy, mode: Mode, clock: Clock, count: int, rng: torch.Generator
 ) -> Any:

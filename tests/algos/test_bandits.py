@@ -1,5 +1,6 @@
 """LinUCB, LinTS and NeuralLinear: the regression in closed form, draws, and what they reach in small worlds."""
 
+import dataclasses
 import json
 
 import pytest
@@ -10,7 +11,9 @@ from rlrun.cli import _dispatch
 from rlrun.core.batch import Batch
 from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
+from rlrun.core.specs import MultiBinary
 from rlrun.families.bandits import pulls_of
+from rlrun.policies.bandits import arms_of
 
 ITEMS = ["env=rlrun/ParametricItems-v0", "algo.items=items"]
 SLATES = ["env=rlrun/InterestEvolution-v0", "algo.items=candidates", "algo.click=click"]
@@ -167,6 +170,26 @@ def test_each_arm_is_taken_first_as_often_as_asked(typed):
         if len(taken) == 12:
             break
     assert sorted(taken) == sorted([0, 1, 2, 3] * 3)
+
+
+@pytest.mark.parametrize("words", [["algo.random_steps=100"], ["algo.exploration.kind=random"]], ids=["first", "all"])
+def test_random_slates_are_of_different_items_and_have_their_chances(typed, words):
+    _, made, sampler = start(typed, "lin_ucb", *SLATES, *words, also=("log_prob",))
+    batch = sampler.take(1)[0].batch.clone()
+    assert (batch.action[..., 0] != batch.action[..., 1]).all()
+    live = batch.valid
+    torch.testing.assert_close(batch["log_prob"][live].exp(), torch.full((int(live.sum()),), 1 / 90))
+    torch.testing.assert_close(made.policy.log_prob(batch, "explore", Clock()), batch["log_prob"])
+    twice = batch.replace(action=torch.zeros_like(batch.action))
+    assert (made.policy.log_prob(twice, "explore", Clock()) == -torch.inf).all()
+
+
+def test_slates_with_a_mask_are_refused(typed):
+    spec = start(typed, "lin_ucb", *SLATES)[0].plan.spec
+    masked = dataclasses.replace(spec, obs={**spec.obs, "action_mask": MultiBinary(shape=(20,))})
+    with pytest.raises(UserError, match="masks its actions, and slates are made of all candidates"):
+        arms_of(masked, "candidates", "click")
+    assert arms_of(spec, "candidates", "click").places == 2
 
 
 @pytest.mark.parametrize("algo", ["lin_ucb", "lin_ts"])

@@ -666,6 +666,18 @@ def test_td3_bc_by_hand():
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("algo", ["cql", "crr", "implicit_q", "td3_bc", "sac"])
+def test_critics_learn_from_the_actions_that_were_executed(algo):
+    """A Gaussian such as PPO's draws actions beyond the bounds, which are stored as they were drawn."""
+    drawn_ones = torch.tensor([[[1.7], [-3.0], [0.25]]])
+    metrics = []
+    for action in (drawn_ones, drawn_ones.clamp(-1, 1)):
+        made, batch = algorithm(algo, *NETS), transitions()
+        told = made.update(batch.replace(action=action), CLOCK).metrics
+        metrics.append({name: float(value) for name, value in told.items()})
+    assert metrics[0] == metrics[1] and metrics[0]["q"] != 0
+
+
 def test_td3_bc_is_the_paper_s_formula_on_the_normalised_observations_of_the_data(monkeypatch):
     """Both losses as the paper's code has them (section 4 and eq. 5), in numpy, from observations as they were recorded.
     Its options by default: alpha 2.5, two critics, the noise of TD3."""

@@ -64,30 +64,35 @@ def test_the_loss_is_about_what_was_chosen_and_the_best_next_slate(typed, words)
     click = batch["obs"]["observation"]["click"][1]
     loss, priority, shares = made.loss(batch, click)
     values = made.policy.values(first_row(batch))[0]
-    errors, chosen = [], 0
+    errors, chosen, sizes = [], 0, []
     for b in range(len(click)):
         item, target = by_hand(made, batch, b, made.cfg.n_step)
         chosen += item is not None
         if item is None and not made.cfg.null_value:
-            assert priority[b] == 0
+            assert priority[b] == priority[click == made.policy.display.size].max(), "as often as the others"
             continue
         error = target - float(values[b, -1 if item is None else item].detach())
         assert float(priority[b]) == pytest.approx(abs(error), rel=1e-3, abs=1e-4)
         errors.append(0.5 * error**2 * float(batch.weight[b]))
+        sizes.append(abs(error))
+    assert float(priority.mean()) == pytest.approx(sum(sizes) / len(sizes), rel=1e-3)
     assert 0 < chosen < len(click), "both cases are tried"
     assert float(loss) == pytest.approx(sum(errors) / len(errors), rel=1e-3)
     assert float(shares["chosen"]) == pytest.approx(chosen / len(click))
+    _, priority, _ = made.loss(batch, torch.full_like(click, made.policy.display.size))
+    assert priority.min() > 0, "rows without a choice are drawn again, even if no other row was drawn with them"
 
 
 def test_the_model_of_choices_learns_by_what_was_chosen(typed):
     made, batch = made_and_batch(typed, "algo.place_factors=true")
+    batch = batch.replace(weight=torch.linspace(0.1, 1.0, batch.reward.shape[1]))  # as a prioritized replay gives it
     click = batch["obs"]["observation"]["click"][1]
     logits = made.policy.choice_net(batch["obs"][:1], batch["is_first"][:1])[0]
     factor = made.policy.place_logits
     total = 0.0
     for b, slate in enumerate(batch.action[0].tolist()):
         shown = torch.stack([logits[b, slate[0]], logits[b, slate[1]] + factor[0], logits[b, -1]])
-        total -= float(shown.log_softmax(0)[click[b]])
+        total -= float(batch.weight[b] * shown.log_softmax(0)[click[b]])
     assert float(made.choice_loss(batch, click)) == pytest.approx(total / len(click), rel=1e-4)
 
 

@@ -391,6 +391,23 @@ def test_minari_itself_writes_what_we_read(tmp_path, monkeypatch):
         assert np.abs(one.obs["observation"].astype(int) - frames).max() <= 8, "JPEG is lossy"
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_of_an_action_that_was_clipped_or_rounded_the_probability_is_unknown(tmp_path, whole):
+    pytest.importorskip("minari")
+    low, high = ((0.0, 0.0), (3.0, 3.0)) if whole else ((-2.0, 0.0), (2.0, 1.0))
+    space = Box(shape=(2,), dtype="int64" if whole else "float32", low=low, high=high)
+    action = space.from_env(np.array([[1, 1], [0, 1], [0, 0], [1, 0], [0, 0]]))
+    action[1, 0], action[3, 1] = 1.5, -1.01
+    if whole:
+        action[0, 1] += 0.1
+    one = trajectory({"observation": np.zeros((5, 3), np.float32)}, action, [True] * 4 + [False], [3])
+    box = SPECS["numbers"][0]
+    facts = DataFacts(spec=EnvSpec(name="X", obs={"observation": box}, action=space))
+    (again,) = trajectories(MinariSet(write_minari(Listed([one], facts), tmp_path / "clipped-v0")))
+    assert np.isnan(again.record["log_prob"][:4]).tolist() == [whole, True, False, True]
+    assert again.record["log_prob"][2] == -0.25 and not again.has_log_prob and one.has_log_prob
+
+
 def test_dead_rows_in_the_middle_cut_an_episode_and_an_open_end_is_a_truncation(tmp_path):
     pytest.importorskip("minari")
     obs = np.arange(24, dtype=np.float32).reshape(8, 3)

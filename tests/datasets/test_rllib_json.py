@@ -218,6 +218,7 @@ def test_actions_of_an_environment_are_scaled_where_the_file_has_them_in_its_uni
         RLlibJson(write(tmp_path / "b", line({**columns, "actions": 2 * numbers})), PENDULUM, False)
     )
     np.testing.assert_allclose(scaled.action[:5], numbers, atol=1e-7)
+    np.testing.assert_array_equal(scaled.record["log_prob"][:5], as_is.record["log_prob"][:5] + np.float32(np.log(2)))
     source = RLlibJson(tmp_path / "a")
     assert source.facts.spec.action == Box(shape=(1,), dtype="float32", low=(-1.0,), high=(1.0,))
     refused(tmp_path / "b", "units of their environment", "env=", normalized=False)

@@ -20,6 +20,7 @@ from rlrun.core.estimates import METHODS
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Agents, Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested
+from rlrun.datasets.open import open_source
 from rlrun.datasets.trajectories import DataFacts, Trajectory
 from rlrun.envs.previous import with_previous
 from rlrun.envs.registry import Factory, make_spec
@@ -33,10 +34,11 @@ from rlrun.families.fitted_q import (
     returns_to_go,
 )
 from rlrun.models.model import Model
-from rlrun.runtime.estimate import Question, padded
+from rlrun.runtime.estimate import Question, discount_of, padded
 from rlrun.runtime.estimate import estimate as answered
 from rlrun.runtime.played_value import played_value
 from rlrun.runtime.recorded_episodes import RecordedEpisodes, log_prob
+from rlrun.runtime.trained import load
 from rlrun.samplers.evaluator import Evaluator
 
 SEEN = Box(shape=(4,), dtype="float32", low=(-math.inf,), high=(math.inf,))
@@ -225,6 +227,20 @@ def test_the_value_of_a_policy_of_numbers():
         assert answer.value == pytest.approx(truth, abs=0.2 if answer.method == "pdis" else 0.06), answer.method
 
 
+def test_the_model_learns_from_executed_actions_and_the_weights_from_drawn_ones(monkeypatch):
+    """PPO's Gaussian draws numbers beyond the bounds, and its probabilities are those of what it drew."""
+    policy, model = made("ppo", LEVER)
+    source = Memory(LEVER, play(policy, LEVER, lever, 40))
+    assert max(abs(one.action).max() for one in source.trajectories) > 1
+    seen = []
+    fit = FittedQ.__init__
+    monkeypatch.setattr(FittedQ, "__init__", lambda self, *given: (seen.append(given[3]), fit(self, *given))[1])
+    report = estimate(policy, LEVER, CLOCK, model, source, asked("dr"), dataclasses.replace(QUICK, updates=1))
+    assert report.answers[0].effective == pytest.approx(40, rel=1e-4)
+    for rows in seen:
+        assert rows.action.abs().max() == 1 and rows.policy.abs().max() == 1
+
+
 def test_a_greedy_policy_of_ddpg_has_a_direct_estimate_and_no_other():
     behaviour, _ = made("sac", LEVER)
     source = Memory(LEVER, play(behaviour, LEVER, lever, 400))
@@ -369,6 +385,31 @@ def test_the_interval_that_was_asked_for():
     assert narrow.answers[0].low is None and any("one episode contributes" in one for one in narrow.warnings)
     wide = estimate(policy, CHAIN, CLOCK, model, source, asked("is", interval="t", confidence=0.99), QUICK).answers[0]
     assert wide.high - wide.low == pytest.approx(widths["t"] * 2.6006 / 1.9720, rel=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["bootstrap", "t"])
+def test_what_is_no_number_is_left_out_of_the_report(kind):
+    """One episode has no interval. A weight above 1e308 is no number of JSON, and neither is an interval as wide."""
+    policy, model = made("ppo", CHAIN)
+    one, *others = play(policy, CHAIN, chain, 3)
+    report = estimate(policy, CHAIN, CLOCK, model, Memory(CHAIN, [one]), asked("is", interval=kind), QUICK)
+    assert (report.answers[0].low, report.answers[0].high, report.data_low, report.data_high) == (None,) * 4
+    assert report.answers[0].value is not None and "is has no interval: there is only one episode." in report.warnings
+    for log_b in (-800.0, -600.0):
+        heavy = changed(one, record={"log_prob": np.full(len(one), log_b / one.steps, np.float32)})
+        source = Memory(CHAIN, [heavy, *others])
+        report = estimate(policy, CHAIN, CLOCK, model, source, asked("is", "wis", interval=kind), QUICK)
+        json.dumps(dataclasses.asdict(report), allow_nan=False)
+        assert any("episodes are worth 1.0 episodes" in warning for warning in report.warnings)
+    assert report.answers[0].mean_weight > 1e250, "as large as it is, this is a number"
+
+
+def test_the_discount_is_that_of_the_algorithm_inside():
+    for algo, discount in (("rnd", "inner.discount"), ("apex", "inner.discount"), ("alphazero", "search.discount"), ("ppo", "discount")):  # fmt: skip
+        env = "CartPoleSparse-v0" if algo == "alphazero" else "CartPole-v1"
+        words = [f"env={env}", f"algo.{discount}=0.7", *(["algo.ranked.enabled=false"] if algo == "alphazero" else [])]
+        assert discount_of(type_config(compose(f"algo={algo}", *words)).algo) == 0.7, algo
+    assert discount_of(type_config(compose("algo=bc", "env=CartPole-v1")).algo) == 1.0
 
 
 # -- fitted Q ----------------------------------------------------------------------------------------------------------
@@ -564,10 +605,30 @@ def test_the_command_prints_a_table_or_json(run_and_data, capsys):
     assert played["value"] == pytest.approx(2.0, abs=0.05), "and with it"
     for one in said["answers"]:
         assert one["covers_played"] is (one["low"] <= played["value"] <= one["high"])
-    assert _dispatch([*words, "method=wis", "data.episodes=4", "episodes=0", "greedy=true", "--json"]) == 0
+    assert _dispatch([*words[:3], "method=wis", "data.episodes=4", "episodes=0", "greedy=true", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["episodes"] == 4 and said["greedy"] and said["played"] is None
     assert said["answers"][0]["covers_played"] is None and said["not_played"] == "episodes=0 plays none"
+
+
+def test_rllib_s_files_are_read_as_the_run_reads_them_or_as_is_asked(run_and_data, capsys, monkeypatch):
+    run, data = run_and_data
+    asked, opened = [], open_source
+    monkeypatch.setattr(
+        "rlrun.datasets.open.open_source", lambda path, *more: (asked.append(more[-1]), opened(path, *more))[1]
+    )
+
+    def in_units(*given):
+        made = load(*given)
+        own = dataclasses.replace(made.config.run.data, actions_normalized=False)
+        made.config = dataclasses.replace(made.config, run=dataclasses.replace(made.config.run, data=own))
+        return made
+
+    words = ["estimate", str(run), f"data.path={data}", "method=wis", "episodes=0"]
+    assert _dispatch(words) == 0
+    monkeypatch.setattr("rlrun.runtime.trained.load", in_units)
+    assert _dispatch(words) == _dispatch([*words, "data.actions_normalized=true"]) == 0
+    assert asked == [True, False, True]
 
 
 def test_discounted_returns_of_games_are_those_of_their_rewards(run_and_data):
@@ -635,6 +696,10 @@ def test_bad_words_get_a_sentence(run_and_data):
         ([f"data.path={data}", "data.episodes=0"], r"data\.episodes must be"),
         (["data.episodes=3"], "data.path=DIR"),
         ([f"data.path={data}", "interval=normal"], "interval must be one of bootstrap, t, bernstein"),
+        ([f"data.path={data}", "bounds=[0,1]"], "bounds is for interval=bernstein, and the interval is bootstrap"),
+        ([f"data.path={data}", "method=is,wis", "folds=2", "model.updates=5"], r"^folds, model\.updates: only dm, dr and wdr learn a model, and method=is,wis asks for none"),
+        ([f"data.path={data}", "method=is", "num_actions=9"], "^num_actions: only dm"),
+        ([f"data.path={data}", "method=dm", "model.updates=5", "num_actions=9"], "num_actions has no effect: the policy gives the probabilities of all choices"),
     ):
         with pytest.raises(UserError, match=match):
             _dispatch(["estimate", str(run), *words])
