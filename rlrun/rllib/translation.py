@@ -107,7 +107,8 @@ NEW = (
 )
 SAMPLER = "sampler"  # as an input: what is played
 INPUTS = ("input", "input_")
-# Options that RLlib had before replay_buffer_config, when SAC drew without priorities unless it was told to
+# Options that RLlib had before replay_buffer_config, when SAC drew without priorities unless it was told to, and Ape-X's
+# workers and learner did not wait for each other
 FLAT = (
     "buffer_size",
     "prioritized_replay_alpha",
@@ -154,8 +155,11 @@ class Translation:
         said = flattened(defaults(self.run, self.era))
         self.defaults = {key: value for key, value in said.items() if value is not None}
         groups = {key.split(".")[0] for key in self.given}
-        if self.run == "SAC" and groups & {*FLAT} and "replay_buffer_config" not in groups:
-            self.defaults["replay_buffer_config.type"] = "MultiAgentReplayBuffer"
+        if groups & {*FLAT} and "replay_buffer_config" not in groups:
+            if self.run == "SAC":
+                self.defaults["replay_buffer_config.type"] = "MultiAgentReplayBuffer"
+            elif self.run in ("APEX", "APEX_DDPG"):
+                self.defaults.pop("training_intensity", None)
         nothing = {key for key, value in self.given.items() if value is None and self._means_nothing(key)}
         unfit = {key: why for key, value in self.given.items() if (why := wrong_kind(key, value)) is not None}
         refused = {key: self.given.pop(key) for key in list(self.given) if key in unfit or key in nothing}
