@@ -86,7 +86,8 @@ def train(cfg: Any, choices: dict[str, Any], watch: Any = None) -> int:
     from rlrun.config.types import plain
 
     values = with_numbers(plain(cfg))
-    return start(values, set_by_user(values), watch, check_tuned(choices, values))
+    said = [*check_tuned(choices, values), *tuned_for_game(choices, values)]
+    return start(values, set_by_user(values), watch, said)
 
 
 def show_plan(cfg: Any, choices: dict[str, Any]) -> int:
@@ -102,7 +103,7 @@ def show_plan(cfg: Any, choices: dict[str, Any]) -> int:
     from rlrun.runtime.unused import refuse_unused
 
     values = with_numbers(fill_spec(plain(cfg)))
-    said = check_tuned(choices, values)
+    said = [*check_tuned(choices, values), *tuned_for_game(choices, values)]
     machine = machine_for(type_config(settled(values)[0]))
     given = set_by_user(values)
     planned = planned_here(values, machine, given, said, capacity_is_auto(values))
@@ -196,13 +197,37 @@ def check_tuned(choices: dict[str, Any], values: dict[str, Any]) -> list[str]:
     algo = values["algo"]
     if folder not in (algo["name"], (algo.get("inner") or {}).get("name")):  # ppo/ holds PPO inside self_play too
         raise UserError(f"tuned={tuned} is for algo={folder}, not algo={algo['name']}: leave one of them out")
+    env = choices.get("env")
+    return [f"note: tuned={tuned} was made for env={one}, not env={env}" for one in _made_for(tuned) if one != env]
+
+
+def tuned_for_game(choices: dict[str, Any], values: dict[str, Any]) -> list[str]:
+    """Returns a note if there is a tuned file for the algorithm and the Atari game that a run without one has.
+
+    The defaults learn these games too, but where a tuned file was measured it spares hours."""
+    from rlrun.config.paths import files, root
+
+    if choices.get("tuned") or values["env"].get("family") != "atari":
+        return []
+    algo, game = values["algo"]["name"], values["env"]["name"]
+    found = [f"{algo}/{name}" for name in files(root() / "tuned" / algo)]
+    measured = [tuned for tuned in found if game in _made_for(tuned) and "measured" in _tuned(tuned)]
+    if not measured:
+        return []
+    return [f"note: there are options that were measured on {game}: tuned={' or tuned='.join(measured)}"]
+
+
+def _tuned(tuned: str) -> dict[str, Any]:
+    """The contents of a tuned file. One that is not there is the user's own and comes from --config-dir."""
     import yaml
 
     from rlrun.config.paths import root
 
     file = root() / "tuned" / f"{tuned}.yaml"
-    # A tuned file that is not there is the user's own and comes from --config-dir.
-    defaults = yaml.safe_load(file.read_text())["defaults"] if file.is_file() else []
-    made_for = [line["override /env"] for line in defaults if isinstance(line, dict) and "override /env" in line]
-    env = choices.get("env")
-    return [f"note: tuned={tuned} was made for env={one}, not env={env}" for one in made_for if one != env]
+    return yaml.safe_load(file.read_text()) if file.is_file() else {}
+
+
+def _made_for(tuned: str) -> list[str]:
+    """The environment of a tuned file, if it names one."""
+    defaults = _tuned(tuned).get("defaults", [])
+    return [line["override /env"] for line in defaults if isinstance(line, dict) and "override /env" in line]

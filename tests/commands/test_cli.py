@@ -180,6 +180,19 @@ def test_a_tuned_file_of_another_algorithm_is_refused(tmp_path):
     assert check_tuned({"tuned": None}, {"algo": {"name": "dqn"}}) == []
 
 
+def test_a_game_that_was_measured_names_its_tuned_files():
+    from rlrun.commands.train import tuned_for_game
+
+    def said(algo, env, tuned=None):
+        return tuned_for_game({"tuned": tuned, "env": env["name"]}, {"algo": {"name": algo}, "env": env})
+
+    pong, cartpole = {"family": "atari", "name": "Pong"}, {"family": "gym", "name": "CartPole-v1"}
+    (note,) = said("ppo", pong)
+    assert note == "note: there are options that were measured on Pong: tuned=ppo/pong or tuned=ppo/pong_gpu"
+    assert said("ppo", cartpole) == said("ppo", {**pong, "name": "Tennis"}) == said("mbmpo", pong) == []
+    assert said("ppo", pong, "ppo/pong") == []
+
+
 @pytest.mark.parametrize(
     "words",
     [[], ["--help"], ["--version"], ["list", "algos"], ["list", "envs"], ["list", "tuned"], ["explain", "impala"]],
