@@ -107,8 +107,8 @@ NEW = (
 )
 SAMPLER = "sampler"  # as an input: what is played
 INPUTS = ("input", "input_")
-# Options that RLlib had before replay_buffer_config, when SAC drew without priorities unless it was told to, and Ape-X's
-# workers and learner did not wait for each other
+# Options that RLlib had before replay_buffer_config, when SAC drew without priorities unless it was told to, and the
+# workers and the learner of Ape-X did not wait for each other
 FLAT = (
     "buffer_size",
     "prioritized_replay_alpha",
