@@ -118,16 +118,16 @@ def test_a_block_becomes_what_it_asks_for_and_starts(name, imported, data, tmp_p
         assert option in changed or option in chosen or value_at(resolved, option) == value, option
 
 
-@pytest.mark.parametrize("cores", (2, 16))
-def test_every_block_can_start_as_it_was_imported(cores, imported, data):
+def test_every_block_can_start_as_it_was_imported(imported, data):
     """The test above makes blocks small. Here every number is the block's own."""
     folder, made = imported
-    machine = Machine(cores=cores, env_step_sec=lambda make_env, count: 1e-4)
+    machines = [Machine(cores=cores, env_step_sec=lambda make_env, count: 1e-4) for cores in (2, 16)]
 
     def job(cfg, _):
-        layout = plan(type_config(plain(cfg)), machine)
-        if layout.replay is not None:
-            layout.replay.check(2**45, layout.resources.device)
+        for machine in machines:
+            layout = plan(type_config(plain(cfg)), machine)
+            if layout.replay is not None:
+                layout.replay.check(2**45, layout.resources.device)
         return 0
 
     for one in made.values():
