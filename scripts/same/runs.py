@@ -128,8 +128,10 @@ VARIANTS: dict[str, tuple[str, list[str], bool]] = {
     "icm num_learners=2": ("icm", ["resources.num_learners=2", "resources.num_samplers=2"], False),
 }
 # Where an algorithm inside is exchanged, these of its tiny options do not fit it.
-NOT_INSIDE = {"icm a2c": ("algo.inner.minibatch_size", "algo.inner.sequence_length")}
-BOX_ONLY = ("ddpg", "td3", "sac", "tqc", "apex_ddpg")
+NOT_INSIDE = {"icm a2c": ("algo.inner.minibatch_size", "algo.inner.num_epochs", "algo.inner.sequence_length")}
+BOX_ONLY = ("ddpg", "td3", "sac", "tqc", "td3_bc", "cql", "apex_ddpg")
+# Its learning rate falls over all env steps, of which a run that ends in the middle has fewer.
+CONSTANT = {"implicit_q": ["algo.actor_lr=3e-4"]}
 
 
 def cases(small: Path) -> dict[str, dict[str, Any]]:
@@ -157,7 +159,7 @@ def cases(small: Path) -> dict[str, dict[str, Any]]:
         tiny = [word for word in algorithms[algo] if not word.startswith(left)]
         if any("learning_starts" in word for word in tiny):
             words.append("replay.checkpoint=true")
-        words += [*tiny, *options]
+        words += [*tiny, *options, *CONSTANT.get(algo, [])]
         if not exact:
             words.append("resources.exact=false")
         made[name] = {"words": words, "exact": exact, "half": steps // 2}
