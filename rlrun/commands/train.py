@@ -202,19 +202,19 @@ def check_tuned(choices: dict[str, Any], values: dict[str, Any]) -> list[str]:
 
 
 def tuned_for_game(choices: dict[str, Any], values: dict[str, Any]) -> list[str]:
-    """Returns a note if there is a tuned file for the algorithm and the Atari game that a run without one has.
-
-    The defaults learn these games too, but where a tuned file was measured it spares hours."""
+    """Returns a note if a run without a tuned file trains on an Atari game for which the algorithm has a measured one,
+    because hours pass before one sees whether a game is learnt."""
     from rlrun.config.paths import files, root
 
     if choices.get("tuned") or values["env"].get("family") != "atari":
         return []
     algo, game = values["algo"]["name"], values["env"]["name"]
     found = [f"{algo}/{name}" for name in files(root() / "tuned" / algo)]
-    measured = [tuned for tuned in found if game in _made_for(tuned) and "measured" in _tuned(tuned)]
+    measured = [f"tuned={one}" for one in found if game in _made_for(one) and "measured" in _tuned(one)]
     if not measured:
         return []
-    return [f"note: there are options that were measured on {game}: tuned={' or tuned='.join(measured)}"]
+    have = "has" if len(measured) == 1 else "have"
+    return [f"note: {' and '.join(measured)} {have} options that were measured on {game}"]
 
 
 def _tuned(tuned: str) -> dict[str, Any]:

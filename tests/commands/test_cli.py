@@ -188,7 +188,7 @@ def test_a_game_that_was_measured_names_its_tuned_files():
 
     pong, cartpole = {"family": "atari", "name": "Pong"}, {"family": "gym", "name": "CartPole-v1"}
     (note,) = said("ppo", pong)
-    assert note == "note: there are options that were measured on Pong: tuned=ppo/pong or tuned=ppo/pong_gpu"
+    assert note == "note: tuned=ppo/pong and tuned=ppo/pong_gpu have options that were measured on Pong"
     assert said("ppo", cartpole) == said("ppo", {**pong, "name": "Tennis"}) == said("mbmpo", pong) == []
     assert said("ppo", pong, "ppo/pong") == []
 
