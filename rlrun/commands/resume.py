@@ -74,7 +74,8 @@ def resume(path: Path, changes: dict[str, Any], trusted: bool = False, needed: b
     given = flattened(changes)
     planned = plan(config, machine, given)
     refuse_unused(planned, given)
-    preflight(planned, machine)  # this comes before config.yaml is written, so that no wrong option stays in it
+    # This comes before config.yaml is written, so that no wrong option stays in it.
+    callbacks = preflight(planned, machine)
     directory = RunDir(path)
     directory.acquire()
     if directory.known.get("reason") == SILENT:
@@ -106,7 +107,7 @@ def resume(path: Path, changes: dict[str, Any], trusted: bool = False, needed: b
     except BaseException:
         directory.release()
         raise
-    return session.run(planned, values, directory, restored, watch)
+    return session.run(planned, values, directory, restored, watch, callbacks)
 
 
 def name_of(path: Path, wanted: Any) -> str:

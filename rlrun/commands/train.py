@@ -145,7 +145,7 @@ def start(values: dict[str, Any], given: dict[str, Any], watch: Any = None, said
     machine = machine_for(config)
     planned = planned_here(values, machine, given, lines, auto)
     refuse_unused(planned, given)
-    preflight(planned, machine)
+    callbacks = preflight(planned, machine)
     directory = RunDir.create(path)
     print(f"rlrun train: {config.algorithm_name} on {config.env.name}, seed {config.run.seed}", flush=True)
     for line in lines:
@@ -155,7 +155,7 @@ def start(values: dict[str, Any], given: dict[str, Any], watch: Any = None, said
     from rlrun.runtime import session
 
     values = save_config(values, path)
-    return session.run(planned, values, directory, restored=None, watch=watch)
+    return session.run(planned, values, directory, restored=None, watch=watch, callbacks=callbacks)
 
 
 def capacity_is_auto(values: dict[str, Any]) -> bool:

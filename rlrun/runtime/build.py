@@ -398,9 +398,9 @@ def learn_elsewhere(plan: Plan, cut: Cut | None, saved: Path | None, ranks: Rank
     build(plan, ranks, cut).learn(FollowingLearner(ranks, restored, saved, plan.restarts()))
 
 
-def preflight(plan: Plan, machine: Machine) -> None:
+def preflight(plan: Plan, machine: Machine) -> list[Callback]:
     """Builds the algorithm once and checks cores, memory and the user's parts, before the run directory or a worker
-    exists.
+    exists. Returns the user's callbacks, which the run takes over.
 
     Raises UserError if the run cannot work."""
     check_processes(plan, machine.sampling_cores)
@@ -417,10 +417,10 @@ def preflight(plan: Plan, machine: Machine) -> None:
         check_noise(plan.needs.population.noise_size, plan.parameters, machine.free_memory, machine.free_shared)
     check_shared(plan, machine.free_shared)
     allow_files(plan)
-    check_callbacks(plan)
     check_estimates(plan, machine.free_memory)
     if plan.config.run.eval.function is not None:
         make_evaluation(plan.config.run.eval.function)
+    return checked_callbacks(plan)
 
 
 def check_record(plan: Plan) -> None:
@@ -439,13 +439,13 @@ def check_record(plan: Plan) -> None:
         folder.rmdir()
 
 
-def check_callbacks(plan: Plan) -> None:
-    """Makes every callback once. Raises UserError if one cannot be made, or would never be called."""
+def checked_callbacks(plan: Plan) -> list[Callback]:
+    """Makes every callback. Raises UserError if one cannot be made, or would never be called."""
     names = plan.config.run.callbacks
-    make_callbacks(names, Callback)
     if make_callbacks(names, EnvCallback) and plan.needs.population is not None:
         watching = next(name for name in names if issubclass(callback_class(name), EnvCallback))
         raise UserError(
             f"callbacks={watching} watches env steps, but samplers of runner={plan.config.runner.name} report returns"
             " only; a subclass of rlrun.Callback is told about these"
         )
+    return make_callbacks(names, Callback)

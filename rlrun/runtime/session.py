@@ -89,8 +89,10 @@ def run(
     directory: RunDir,
     restored: Restored | None,
     watch: Watch | None = None,
+    callbacks: list[Callback] | None = None,
 ) -> int:
-    """Trains and returns the exit code. values: the plain config that was saved. watch: for a run from Python."""
+    """Trains and returns the exit code. values: the plain config that was saved. watch: for a run from Python.
+    callbacks: the user's, if they have been made already."""
     keep_freed()
     torch.set_num_threads(1)  # until the learner sets its own number
     if plan.resources.inference == "serial" or plan.resources.nodes:
@@ -104,11 +106,11 @@ def run(
         while True:
             start_within(plan.config.run.resources.start_timeout_sec)
             _introduce(plan, values, resumed=restored is not None)
-            ended = _Session(plan, values, directory, restored, watch or Watch(), signals, again).run()
+            ended = _Session(plan, values, directory, restored, watch or Watch(), signals, again, callbacks).run()
             if isinstance(ended, int):
                 return ended
             again.pause()
-            restored = ended
+            restored, callbacks = ended, None
     except OSError as error:  # outside of the training itself, as where a resumed run finds no space for its files
         if (said := refused(error)) is None:
             raise
@@ -132,8 +134,10 @@ class _Session:
         watch: Watch,
         signals: Signals,
         again: Again,
+        callbacks: list[Callback] | None,
     ):
         self.plan, self.config, self.directory, self.restored = plan, plan.config, directory, restored
+        self.callbacks = callbacks
         self.watch, self.signals, self.again = watch, signals, again
         watch.run_dir = directory.path
         self.resume_at = restored[1]["env_steps"] if restored else None
@@ -270,6 +274,9 @@ class _Session:
 
     def _job(self) -> Run:
         plan, config, logger = self.plan, self.config, self.logger
+        callbacks = self.callbacks
+        if callbacks is None:
+            callbacks = make_callbacks(config.run.callbacks, Callback)
         return Run(
             env_steps=config.run.env_steps,
             stop=config.run.stop,
@@ -285,7 +292,7 @@ class _Session:
             exact=plan.resources.exact,
             restored=self.restored,
             callbacks=[
-                *make_callbacks(config.run.callbacks, Callback),
+                *callbacks,
                 *_histograms(config, logger),
                 *_imagining(plan, self.directory.path, logger),
                 *self.watched,

@@ -19,6 +19,7 @@ from conftest import SMALL, compose
 from wired import Wired, checked
 
 from rlrun.cli import _dispatch
+from rlrun.commands.train import start
 from rlrun.config.run import type_config
 from rlrun.config.types import load_yaml, save_yaml
 from rlrun.core.checkpoint import Checkpoints, verify
@@ -428,14 +429,27 @@ def test_what_is_not_a_number_stays_out_of_the_files_of_a_run(tmp_path, monkeypa
     assert checkpoints_of(path).load("best")[1]["metric"] == read((path / "summary.json").read_text())["eval_return_mean"] == 3.0  # fmt: skip
 
 
-def test_a_session_that_cannot_be_made_has_failed(tmp_path, monkeypatch):
+def test_a_run_makes_each_callback_once(tmp_path, monkeypatch):
+    """One that opens a file or a connection in __init__ must not do so twice."""
     (tmp_path / "broken_once.py").write_text(BROKEN)
     monkeypatch.syspath_prepend(tmp_path)
+    words = ("algo=impala", *SMALL, "env=CartPole-v1", "callbacks=[broken_once:Once]", "env_steps=100")
+    assert start(compose(*words, f"run_dir={tmp_path / 'run'}"), {}) == 0
+    with pytest.raises(UserError, match="broken_once:Once cannot be made: ValueError: it was made before"):
+        start(compose(*words, f"run_dir={tmp_path / 'second'}"), {})
+    assert not (tmp_path / "second").exists()
+
+
+def test_a_session_that_cannot_be_made_has_failed(tmp_path, monkeypatch):
+    def broken(*_):
+        raise UserError("it cannot be made")
+
+    monkeypatch.setattr("rlrun.runtime.session._imagining", broken)
     path = tmp_path / "run"
-    with pytest.raises(UserError, match="it was made before"):
-        train(path, "env=CartPole-v1", "callbacks=[broken_once:Once]", "env_steps=100")
+    with pytest.raises(UserError, match="it cannot be made"):
+        train(path, "env=CartPole-v1", "env_steps=100")
     summary = json.loads((path / "summary.json").read_text())
-    assert summary["status"] == "FAILED" and "broken_once:Once cannot be made" in summary["reason"]
+    assert summary["status"] == "FAILED" and "it cannot be made" in summary["reason"]
     assert summary["seed"] == 0 and not [one for one in threading.enumerate() if one.name == "loggers"]
 
 
