@@ -2,14 +2,16 @@
 2015; pools of past selves as in Bansal et al. 2018, arXiv:1710.03748, and Unity ML-Agents).
 
 The algorithm inside learns from the rows in which the newest weights acted. An episode is against one snapshot, or
-against the newest weights themselves, from its beginning to its end. An episode is won where the return of the learning
-agent is above 0, drawn where it is 0, and lost where it is below.
+against the newest weights themselves, from its beginning to its end. If it outlasts its snapshot, because
+snapshot_every is short or the window small, the oldest snapshot that is still kept plays on and is rated by the result.
+An episode is won where the return of the learning agent is above 0, drawn where it is 0, and lost where it is below.
 
 Rows: those of the algorithm inside. Rows of snapshots are dead in its update.
 Recorded: what the algorithm inside records, and mine, against, score and game (policies/league.py).
 Metrics: those of the algorithm inside; learn/elo: the rating of the newest weights (Elo 1978; the episodes of an update
 are rated in small groups, each with the same share of every result); learn/win_rate and draw_rate in the episodes of
-this update against snapshots; learn/games: how many those were; learn/snapshots: number of snapshots taken;
+this update against snapshots; learn/games: how many those were; learn/snapshots: number of snapshots taken (rows hold
+means over updates, of this as of all metrics);
 learn/elo_of_oldest: the rating of the oldest one kept. Where a runner uses rows again, their episodes count at the
 first use alone.
 Checked: tests/algos/test_self_play.py.
@@ -134,7 +136,8 @@ class SelfPlay(Algorithm):
         over = (batch["terminated"] | batch["truncated"]) & batch["mine"] & batch["valid"]  # type: ignore[operator]
         over = over & (batch["against"] != SELF)
         new = self._new(batch["game"][over])  # type: ignore[arg-type]
-        against, outcome = batch["against"][over][new], (batch["score"] + batch["reward"])[over][new]  # type: ignore[operator, index]
+        against = self.policy.kept(batch["against"][over][new])  # type: ignore[arg-type, index]
+        outcome = (batch["score"] + batch["reward"])[over][new]  # type: ignore[operator, index]
         counts = torch.zeros_like(self.results)
         for slot, number in enumerate(self.policy.present.tolist()):
             here = outcome[against == number] if number != SELF else outcome[:0]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlrun.core.specs import Discrete, EnvSpec, MultiBinary, MultiDiscrete
@@ -38,10 +38,12 @@ class Health:
         say: Callable[[str], None],
         update_rows: int | None = None,
         plays: bool = True,
+        options: Mapping[str, Any] | None = None,
     ):
         """total: env steps of the run. say: prints a note. update_rows: rows that an update learns from; None: many.
-        plays: whether the run plays episodes at all."""
-        self.total, self.say = total, say
+        plays: whether the run plays episodes at all. options: the run's plain config, so that notes name options that
+        it has."""
+        self.total, self.say, self.options = total, say, options or {}
         self.judges_values = update_rows is None or update_rows >= FEW_ROWS
         self.entropy = largest_entropy(spec) if spec is not None else None
         # Where the length of an episode has a limit, all episodes end sooner or later.
@@ -64,21 +66,21 @@ class Health:
         returns += [value for name, value in row.items() if name.startswith("sample/return/")]
         self.rewarded = self.rewarded or any(value not in (None, 0) for value in returns)
         if self.entropy is not None and entropy is not None:
-            tuned = "algo.entropy_coef and algo.lr"
-            if "learn/alpha" in row:
-                tuned = "algo.target_entropy, algo.alpha_lr and algo.actor_lr"
+            ways = ("target_entropy", "alpha_lr") if "learn/alpha" in row else ("entropy_coef",)
+            tuned = self._named(*ways, "lr", "actor_lr")
             self._note(
                 "deterministic",
                 entropy < LOW_ENTROPY * self.entropy,
                 f"the policy's entropy is {entropy:.3g}, so that it hardly explores any more; if the return is poor,"
-                f" look at {tuned}",
+                f" look at {listed(tuned)}",
             )
             self._note(
                 "uniform",
                 late and entropy > HIGH_ENTROPY * self.entropy,
                 f"the policy's entropy is still {entropy:.3f} of at most {self.entropy:.3f}, so that it acts at random;"
-                f" look at {tuned}, and at the scale of rewards",
+                f" look at {listed([*tuned, 'the scale of rewards'])}",
             )
+        values = self._named("model.share_value", "value_coef", "lr", "critic_lr", "value_lr", "normalize_value")
         for name, explained in row.items():  # also learn/POLICY/explained_variance, with several policies
             if not (self.judges_values and name.startswith("learn/")):
                 continue
@@ -87,15 +89,14 @@ class Health:
                     name,
                     self._never_learnt(name, explained, row) and late,
                     f"the value function predicts returns no better than their mean would ({name} is"
-                    f" {explained:.3f}); look at model.share_value, algo.value_coef, algo.lr and the scale of rewards"
-                    " (PPO has algo.normalize_value)",
+                    f" {explained:.3f}); look at {listed([*values, 'the scale of rewards'])}",
                 )
         if kl is not None:
             self._note(
                 "kl",
                 kl > LARGE_KL,
-                f"one update moves the policy by a KL divergence of {kl:.2g}; look at algo.lr, algo.num_epochs and"
-                " algo.clip",
+                f"one update moves the policy by a KL divergence of {kl:.2g}; look at"
+                f" {listed(self._named('lr', 'num_epochs', 'runner.num_sgd_iter', 'clip'))}",
             )
         self._look_at_gradients(row)
         self._note(
@@ -133,7 +134,8 @@ class Health:
                 self._note(
                     "nan",
                     True,
-                    f"{name} is not finite; look at algo.lr and the scale of rewards and observations{self.check_env}",
+                    f"{name} is not finite; look at the learning rate and the scale of rewards and observations"
+                    f"{self.check_env}",
                 )
             elif not name.endswith("alpha_grad_norm"):  # SAC's is almost 0 where the entropy is right
                 last = self.gradients.setdefault(name, deque(maxlen=50))
@@ -141,10 +143,19 @@ class Health:
                 self._note(
                     f"{name} grows",
                     norm > max(LARGE_GRADIENT, GRADIENT_GROWTH * usual),
-                    f"{name} is {norm:.3g}, and {usual:.3g} was usual; look at the learning rate and at"
-                    " algo.max_grad_norm",
+                    f"{name} is {norm:.3g}, and {usual:.3g} was usual; look at"
+                    f" {listed(['the learning rate', *self._named('max_grad_norm')])}",
                 )
                 last.append(norm)
+
+    def _named(self, *names: str) -> list[str]:
+        """The full names of those of these options that the run has. Options of an algorithm stand without `algo.`, and
+        are those of the algorithm inside where there is one: icm's own lr is that of its curiosity."""
+        found = []
+        for name in names:
+            places = [name] if "." in name else [f"algo.inner.{name}", f"algo.{name}"]
+            found += [place for place in places if has(self.options, place)][:1]
+        return found
 
     def _note(self, name: str, sign: bool, text: str) -> None:
         """Gives a note once its sign was seen in ROWS rows in a row."""
@@ -152,6 +163,18 @@ class Health:
         if self.seen[name] >= (1 if name == "nan" else ROWS) and name not in self.said:
             self.said.add(name)
             self.say(text)
+
+
+def has(options: Mapping[str, Any], path: str) -> bool:
+    """Whether a plain config has an option that is set, by its path such as algo.lr."""
+    value: Any = options
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value is not None
+
+
+def listed(things: Sequence[str]) -> str:
+    return " and ".join([", ".join(things[:-1]), things[-1]] if len(things) > 1 else things)
 
 
 def largest_entropy(spec: EnvSpec) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -115,13 +115,15 @@ class Run:
         estimate: Estimating | None = None,
         restarts: Restarts | None = None,
         learning_starts: int | None = None,
+        options: Mapping[str, Any] | None = None,
     ):
         """spec: the environment's, for notes on the entropy of its actions; None: without those. update_rows: rows that
         an update learns from; None: many. episode_window: number of finished episodes that statistics look at.
         judge_env_sec: see SecondLook. evaluators: processes that evaluate in place of this one. from_data: whether
         nothing is sampled, and env steps count the rows learnt from. estimate: estimates the policy's value from
         data. restarts: the budget for failures that the run survives; None: it survives none. learning_starts: env
-        steps before the first update; None: those of its batch."""
+        steps before the first update; None: those of its batch. options: the run's plain config, so that notes name
+        options that it has."""
         self.checkpoints, self.signals, self.restored, self.callbacks = checkpoints, signals, restored, callbacks
         self.exact = exact  # columns are broken at every checkpoint, so that a resumed run equals one without a pause
         self.restarts = restarts or Restarts(0, 1.0)
@@ -133,7 +135,12 @@ class Run:
         self.saves = Saves(checkpoint, signals, self.progress, self.evaluations, save_at_end)
         self.logs = Logs(log, env_steps, logger, self.progress, self.timers, from_data)
         self.health = Health(
-            env_steps, spec, lambda text: print(f"  note: {text}", flush=True), update_rows, plays=not from_data
+            env_steps,
+            spec,
+            lambda text: print(f"  note: {text}", flush=True),
+            update_rows,
+            plays=not from_data,
+            options=options,
         )
         self.second_look = SecondLook(judge_env_sec)
         self.hold_learners: Callable[[], Clock] | None = None

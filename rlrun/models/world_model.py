@@ -250,6 +250,8 @@ class RSSM(nn.Module):
     def probabilities(self, logits: Tensor) -> Tensor:
         """Those of all classes [N, classes, stoch], mixed with unimix of a uniform distribution."""
         soft = logits.view(-1, self.classes, self.stoch).softmax(1)
+        if self.unimix == 0.0:  # a probability may underflow then, and its logarithm must be finite
+            return soft.clamp(min=torch.finfo(soft.dtype).tiny)
         return torch.add(self.unimix / self.classes, soft, alpha=1.0 - self.unimix)
 
     def draw(self, probabilities: Tensor, uniform: Tensor) -> Tensor:

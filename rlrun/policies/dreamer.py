@@ -84,9 +84,13 @@ class WorldActor(FlatActions):
         if isinstance(space, MultiDiscrete):
             parts = [self._mixed(part) for part in made.split(list(space.sizes), -1)]
             return MultiCategorical(torch.cat(parts, -1), space.sizes, space.shape)
+        if self.unimix == 0.0:  # a switch that is certain would be an infinite logit
+            return Bernoulli(made, space.shape)
         return Bernoulli(torch.logit((1.0 - self.unimix) * made.sigmoid() + 0.5 * self.unimix), space.shape)
 
     def _mixed(self, logits: Tensor) -> Tensor:
+        if self.unimix == 0.0:
+            return logits.log_softmax(-1)
         soft = logits.softmax(-1)
         return torch.add(self.unimix / soft.shape[-1], soft, alpha=1.0 - self.unimix).log()
 

@@ -30,7 +30,8 @@ class LeaguePolicy(Policy):
     """The newest weights, `main`, and a ring of snapshots of them.
 
     When an episode begins in training, one of the environment's agents is drawn at random to be main's, and a snapshot
-    to play all others. Outside of training (place is None), main plays all agents."""
+    to play all others until it ends or the snapshot is dropped. Outside of training (place is None), main plays all
+    agents."""
 
     present: Tensor
     chance: Tensor
@@ -80,6 +81,7 @@ class LeaguePolicy(Policy):
         if "game_seat" not in state:
             return act
         game = self._begin(is_first, state, rng)
+        game["game_against"] = self.kept(game["game_against"])
         game["game_score"] = torch.where(is_first, 0.0, state["game_score"] + obs["prev_reward"][:, 0])  # type: ignore[operator, call-overload]
         agent = torch.arange(len(is_first), device=is_first.device) % self.agents
         mine = (agent == game["game_seat"]) | (game["game_against"] == SELF)
@@ -98,6 +100,12 @@ class LeaguePolicy(Policy):
         told["game"] = game["game_number"]
         told |= {name: act.record[name] for name in asked}  # type: ignore[misc]
         return Act(action, Batch(after | game), Batch({name: told[name] for name in record}))  # type: ignore[arg-type]
+
+    def kept(self, against: Tensor) -> Tensor:
+        """The numbers of opponents, with the oldest snapshot that is kept in place of older ones. In a game that is
+        longer than a snapshot is kept, that one plays on, and the result is its."""
+        numbers = [number for number in self.present.tolist() if number != SELF]
+        return torch.where(against == SELF, SELF, against.clamp(min=min(numbers, default=SELF)))
 
     def _begin(self, is_first: Tensor, state: Batch, rng: torch.Generator) -> dict[str, Tensor]:
         """Draws who plays whom where an episode begins. All agents of an environment have equal numbers."""

@@ -156,7 +156,7 @@ class SeveralPolicies(Policy):
         found = {}
         for name in self.recorded:
             part = Batch({key: value for key, value in batch.items() if key != "core"})
-            index = self.columns(name, batch["reward"].shape[1], torch.device("cpu"))
+            index = self.columns(name, batch["reward"].shape[1], batch["reward"].device)
             found[name] = self.policy(name).moments(part.columns(index)) if self._filters(name) else None
         return found if any(one is not None for one in found.values()) else None
 

@@ -137,7 +137,7 @@ class _Session:
         callbacks: list[Callback] | None,
     ):
         self.plan, self.config, self.directory, self.restored = plan, plan.config, directory, restored
-        self.callbacks = callbacks
+        self.values, self.callbacks = values, callbacks
         self.watch, self.signals, self.again = watch, signals, again
         watch.run_dir = directory.path
         self.resume_at = restored[1]["env_steps"] if restored else None
@@ -303,6 +303,7 @@ class _Session:
             from_data=config.runner.name == "offline",
             restarts=self.again.restarts,
             learning_starts=None if plan.needs.replay is None else plan.needs.replay.learning_starts,
+            options=self.values,
             judge_env_sec=None if plan.resources.pace is None else plan.resources.pace.second_look,
         )
 

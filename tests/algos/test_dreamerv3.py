@@ -15,8 +15,10 @@ from rlrun.cli import _dispatch
 from rlrun.core.batch import Batch
 from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
+from rlrun.core.specs import Discrete, MultiBinary
 from rlrun.models.world_model import State
 from rlrun.ops.symlog import symlog
+from rlrun.policies.dreamer import WorldActor
 
 
 def begun(typed, *words, updates=1, env="CartPole-v1", seed=0):
@@ -52,6 +54,21 @@ def test_the_kl_is_balanced_and_free_below_one_nat(typed):
         )
         assert other is None or other.abs().max() == 0
         assert gradient[0].abs().min() > 0 and gradient[1].abs().max() == 0, "no gradient below one nat"
+
+
+@pytest.mark.parametrize("space", [Discrete(n=2), MultiBinary(shape=(2,))], ids=["discrete", "binary"])
+def test_choices_that_are_certain_are_finite_without_unimix(typed, space):
+    """A probability of 0 would be 0 * log 0 in entropies and divergences."""
+    made, _ = begun(typed, "model.classes=2", "model.unimix=0")
+    sure = torch.tensor([[500.0] * 4 + [-500.0] * 4]).requires_grad_()
+    losses, told = made.divergences(sure, -sure)
+    gradient = torch.autograd.grad(losses["dyn"] + losses["rep"], sure)[0]
+    assert all(value.isfinite().all() for value in (*losses.values(), *told.values(), gradient))
+    actor = WorldActor(space, 3, typed("algo=dreamerv3", "env=CartPole-v1", "model.unimix=0").run.model, torch.float32)
+    with torch.no_grad():
+        actor.last.bias.copy_(torch.tensor([400.0, -400.0]))
+    dist = actor(torch.zeros(1, 3))
+    assert dist.entropy().isfinite().all() and dist.log_prob(dist.mode()).tolist() == [0.0]
 
 
 def every_gradient(made, batch, name):

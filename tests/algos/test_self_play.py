@@ -231,6 +231,28 @@ def test_old_snapshots_give_way_and_are_no_longer_drawn(typed):
     assert float(made.policy.chance[slots[2]]) == pytest.approx(0.81 / 0.82, rel=1e-3)
 
 
+def test_a_game_that_outlasts_its_snapshot_goes_on_against_the_oldest_that_is_kept(typed):
+    """Rewards of a game that the newest weights played on both sides would be no result against anyone."""
+    words = ("algo.window=1", "algo.self_share=0.0", "+env.kwargs.rounds=60")
+    _, made, (first,) = collected(typed, *words, before=shaken)
+    assert sorted(made.policy.present.tolist()) == [2, 3] and set(first.against.flatten().tolist()) == {3}
+    wiring, made, _ = collected(typed, *words)
+    sampler, batches = wiring.sampler(0), []
+    for _ in range(4):
+        sampler.publish(made.policy, Clock())
+        (fragment,) = sampler.take(1)
+        batches.append(fragment.batch.clone())
+        sampler.free([fragment])
+        shaken(made)
+    assert not batches[1].is_first[0].any(), "the games of the first rows go on"
+    assert [sorted(set(batch.against.flatten().tolist()))[0] for batch in batches[:2]] == [0, 2]
+    counts = [int(made.count(batch).sum()) for batch in batches]
+    over = [int((batch.terminated | batch.truncated)[batch.mine & batch.valid].sum()) for batch in batches]
+    assert counts == over and sum(over) > 0
+    for batch in batches:
+        assert (batch.mine.unflatten(1, (-1, 2)).sum(-1) == 1).all()
+
+
 def test_snapshots_come_when_they_are_due(typed):
     _, made, _ = collected(typed, "algo.snapshot_every=100", "algo.snapshot_win_rate=0.6")
     assert not made.due(Clock(env_steps=99)) and not made.due(Clock(env_steps=100))

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from conftest import compose
 
 from rlrun.core.health import ROWS, Health, largest_entropy
 from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete
@@ -78,6 +79,26 @@ def test_values_are_judged_after_many_updates_and_only_where_returns_do_not_grow
     assert notes(growing) == [], "the return grows by more than a tenth of the spread of 21"
     wavering = [sick | {"sample/return_mean": 20.0 + number % 2} for number in range(100)]
     assert len(notes(wavering)) == 1
+
+
+@pytest.mark.parametrize(
+    "words, sign, said",
+    [
+        (["algo=ppo", "env=CartPole-v1"], "hardly explores", "look at algo.entropy_coef and algo.lr"),
+        (["algo=self_play", "env=TicTacToe-v0"], "hardly explores", "look at algo.inner.entropy_coef and algo.inner.lr"),
+        (["algo=icm", "env=CartPole-v1"], "learn/speaker_0/explained_variance is 0.000", "look at model.share_value, algo.inner.value_coef, algo.inner.lr, algo.inner.normalize_value and the scale of rewards"),
+        (["algo=alphazero", "env=TicTacToe-v0"], "acts at random", "look at algo.lr and the scale of rewards"),
+        (["algo=dreamer", "env=CartPole-v1"], "acts at random", "look at algo.actor_lr and the scale of rewards"),
+        (["algo=appo", "env=CartPole-v1"], "KL divergence of 0.9", "look at algo.lr, runner.num_sgd_iter and algo.clip"),
+        (["algo=ppo", "env=CartPole-v1"], "KL divergence of 0.9", "look at algo.lr, algo.num_epochs and algo.clip"),
+    ],
+)  # fmt: skip
+def test_notes_name_options_that_the_run_has(words, sign, said):
+    found = []
+    health = Health(100_000, spec(Discrete(n=2)), found.append, options=compose(*words))
+    for number in range(100):
+        health.look({"env_steps": 1000 * number, "updates": 10 * number, **HEALTHY, **SIGNS[sign]})
+    assert said in found[0]
 
 
 @pytest.mark.parametrize("sign", ["returns of all 100 episodes are 0", "no episode has ended"])

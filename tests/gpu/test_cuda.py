@@ -109,6 +109,17 @@ def test_curiosity_on_the_gpu(typed, tmp_path):
     assert job.status == "COMPLETED" and all(p.is_cuda for p in made.parameters())
 
 
+def test_policies_with_filters_of_their_own_on_the_gpu(typed, tmp_path):
+    from test_actor_learner import run_wired
+    from wired import Wired
+
+    words = ["algo=multi", "env=MultiAgentCartPole-v0", "logger=[]", "resources.device=cuda", "resources.inference=local", "env_steps=200",
+             "resources.num_samplers=1", "algo.inner.fragment_length=5", "algo.inner.batch_size=40", "algo.inner.minibatch_size=20",
+             "model.observation_filter=mean_std"]  # fmt: skip
+    made, job, _ = run_wired(Wired(typed(*words)), tmp_path)
+    assert job.status == "COMPLETED" and all(p.is_cuda for p in made.parameters())
+
+
 REPLAYING = [
     "algo.learning_starts=30",
     "replay.capacity=400",
