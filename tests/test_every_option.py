@@ -69,7 +69,7 @@ VALUES = {
     "items": ["items"], "algo.click": ["again"], "algo.candidates": ["others"], "algo.slates": ["top_k", "greedy"], "initial_pulls": [7, 0], "noise_shape": [600.0], "noise_scale": [600.0], "memory": [24],
     "policies": [{"a": ["agent_1"], "b": ["agent_*"]}], "fixed": [{"agent_1": "random"}], "algo.options": [{"agent_1": {"lr": 0.1}}],
     "encoder": ["test_every_option:Wide"], "encoder_kwargs": [{"width": 5}], "action_embedding": ["avail_actions"], "n_step": [2, 1], "target_update_interval": [1, 2],
-    "policy_delay": [1, 3], "lr_kl_bounds": [[1e-2, 1.0]], "lr_kl_target": [1e-9], "stop_kl": [1e-9], "target_tau": [0.5], "discount": [0.5], "epsilon_min": [0.5],
+    "policy_delay": [1, 3], "lr_kl_bounds": [[1e-2, 1.0]], "lr_kl_target": [1e-9], "stop_kl": [1e-9], "target_tau": [0.5], "discount": [0.5], "epsilon_min": [0.3],
     "scale_min": [0.01], "learning_starts": [60, 80], "random_steps": [40, 0], "replay_ratio": [2.0, 0.5], "directory": ["rows"], "wrappers": [["test_every_option:Twice"]],
     "kwargs": [{"sutton_barto_reward": True}, {"g": 3.0}, {"max_steps": 9}], "max_episode_steps": [7], "max_frames": [30], "size": [48], "noise_size": [1100000], "huber_delta": [1e-3, None],
     "value_rescaling": [None], "v_min": [-3.0], "v_max": [3.0], "max_grad_norm": [1e-3], "max_grad_value": [1e-4], "checkpoint_max_gb": [0.0], "capacity": [100, 200],

@@ -57,6 +57,11 @@ class Config(QConfig):
             )
         if self.n_steps[0] != self.n_steps[1]:
             raise ValueError("n_step must be one number, not a range: a sequence has a return for each of its rows")
+        if self.n_steps[1] > self.sequence_length:
+            raise ValueError(
+                f"n_step {self.n_steps[1]} is more than sequence_length {self.sequence_length}: a return does not reach"
+                " beyond the end of its sequence"
+            )
         if self.learning_starts < self.burn_in + self.sequence_length:
             raise ValueError(
                 f"learning_starts {self.learning_starts} is below the {self.burn_in + self.sequence_length} rows of a"

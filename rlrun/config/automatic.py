@@ -43,8 +43,9 @@ def settled(values: dict[str, Any], kind: Kind | None = None) -> tuple[dict[str,
     kind = kind or observations(made["env"])
     for path, node, table, name in open_:
         node[name] = _value(table, name, kind, str(node.get("encoder", "")))
-        told.append(f"{path}.{name}={node[name]}")
-    return made, f"defaults for {_SAID[kind]}: {', '.join(told)}"
+        if path != "replay" or (made.get("runner") or {}).get("name") != "offline":  # recorded data need none
+            told.append(f"{path}.{name}={node[name]}")
+    return made, f"defaults for {_SAID[kind]}: {', '.join(told)}" if told else ""
 
 
 def _side(algo: dict[str, Any]) -> int:

@@ -307,6 +307,10 @@ def envs_per_group(
     if share % wanted:
         part = f"{share}, each sampler's part of the {spread.name}" if spread.shared else f"the {spread.name}"
         raise UserError(f"resources.envs_per_sampler={wanted} must divide {part}")
+    made = wanted * samplers * groups * learners
+    if asked.needs.replay is not None and spread.shared and made != spread.total:
+        whose = f"{counted(made, 'environment')} in all, in place of the {spread.total} of num_envs"
+        return Choice(wanted, f"envs_per_sampler={wanted}: {whose}")
     return Choice(wanted)
 
 

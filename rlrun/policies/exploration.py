@@ -48,11 +48,22 @@ class ValueExplorationConfig(ExplorationConfig):
     KINDS: ClassVar[tuple[str, ...]] = ("epsilon_greedy", "soft_q", "parameter_noise", "random")
     epsilon: Annotated[Schedule, Share, EXPLORING, OnlyWith("kind", "epsilon_greedy", "soft_q", "parameter_noise")]
     # Columns' values are log-spaced from epsilon to this.
-    epsilon_min: Annotated[Annotated[float, PositiveShare] | None, OnlyFor(SEVERAL_ENVS)]
+    epsilon_min: Annotated[
+        Annotated[float, PositiveShare] | None,
+        EXPLORING,
+        OnlyWith("kind", "epsilon_greedy", "soft_q", "parameter_noise"),
+        OnlyFor(SEVERAL_ENVS),
+    ]
     eval_epsilon: Annotated[float, Share]
     temperature: Annotated[float, Positive, EXPLORING, OnlyWith("kind", "soft_q")]
     noise_std: Annotated[float, Positive, EXPLORING, OnlyWith("kind", "parameter_noise")]
     noise_epsilon: Annotated[float, PositiveShareBelowOne, EXPLORING, OnlyWith("kind", "parameter_noise")]
+
+    def __post_init__(self):
+        super().__post_init__()
+        highest = max(self.epsilon.values)
+        if self.epsilon_min is not None and 0 < highest < self.epsilon_min and self.kind in self.KINDS[:3]:
+            raise ValueError(f"exploration.epsilon_min={self.epsilon_min:g} is more than epsilon, which is {highest:g}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +76,9 @@ class ActionNoiseConfig(ExplorationConfig):
     theta: Annotated[float, Range(0, 2, below_highest=True), EXPLORING, OnlyWith("kind", "ou")]
     scale: Annotated[Schedule, NotNegative, EXPLORING, OnlyWith("kind", "ou", "gaussian", "parameter_noise")]
     # Columns' values are log-spaced from scale to this.
-    scale_min: Annotated[Annotated[float, Positive] | None, OnlyWith("kind", "ou", "gaussian"), OnlyFor(SEVERAL_ENVS)]
+    scale_min: Annotated[
+        Annotated[float, Positive] | None, EXPLORING, OnlyWith("kind", "ou", "gaussian"), OnlyFor(SEVERAL_ENVS)
+    ]
 
     def __post_init__(self):
         super().__post_init__()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -258,8 +259,13 @@ class CategoricalPolicy(QPolicy):
         v_max: float,
     ):
         super().__init__(spec, model, head, explorer, num_atoms)
-        self.register_buffer("atoms", torch.linspace(v_min, v_max, num_atoms))
+        # The config says what they are. Weights of a run with other values must not bring theirs along.
+        self.register_buffer("atoms", torch.linspace(v_min, v_max, num_atoms), persistent=False)
         self.atoms: Tensor
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        state_dict.pop(f"{prefix}atoms", None)  # older checkpoints have them
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def q(self, outputs: Tensor) -> Tensor:
         return (outputs.softmax(-1) * self.atoms).sum(-1)

@@ -94,6 +94,12 @@ class Drawn(NamedTuple):
     batch: Batch
 
 
+def shard_layouts(layout: Layout, shards: int) -> list[Layout]:
+    """The layouts of the shards of a replay. Fragments of producer i go to shard i % shards."""
+    blocks = [len(range(i, layout.blocks, shards)) for i in range(shards)]
+    return [replace(layout, blocks=own, capacity=max(1, layout.capacity * own // layout.blocks)) for own in blocks]
+
+
 class ShardedReplay:
     """The learner's side of the shards. To runners and Run it is a replay that answers asynchronously."""
 
@@ -114,10 +120,7 @@ class ShardedReplay:
         assert shards <= layout.blocks, "every shard needs a producer"
         self.cfg, self.layout, self.shards, self.timeout_sec = cfg, layout, shards, timeout_sec
         self.workers = Workers()
-        blocks = [len(range(i, layout.blocks, shards)) for i in range(shards)]
-        layouts = [
-            replace(layout, blocks=own, capacity=max(1, layout.capacity * own // layout.blocks)) for own in blocks
-        ]
+        layouts = shard_layouts(layout, shards)
         self.drawn = [Slots(drawn_layout(layout, count), PREFETCHED) for _ in range(shards)]
         self.views = [[slots.view(slot) for slot in range(PREFETCHED)] for slots in self.drawn]
         jobs = [

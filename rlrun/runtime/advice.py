@@ -1,8 +1,11 @@
-"""Notes that can be given before a run: on the scale of its observations and on what its checkpoints leave out."""
+"""Notes that can be given before a run: on the scale of its observations, on what its checkpoints leave out, and on
+learning rates that have reached their end."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +13,7 @@ from rlrun.core.env import Rows
 from rlrun.core.errors import EnvError
 from rlrun.core.health import LARGE_OBSERVATION
 from rlrun.core.pulse import STEP, doing
+from rlrun.core.schedule import Schedule
 from rlrun.core.specs import random_actions
 from rlrun.core.watchdog import watched
 from rlrun.runtime.plan import Plan
@@ -23,6 +27,20 @@ def notes(plan: Plan) -> list[str]:
     if plan.replay is not None:
         found += plan.replay.notes(plan.config.run.env_steps)
     return [note for note in found if note]
+
+
+def ended_rates(cfg: Any, env_steps: int, path: str = "algo") -> list[str]:
+    """Returns the paths of the learning rates of an algorithm's config that are 0 from now on."""
+    found: list[str] = []
+    for field in dataclasses.fields(cfg):
+        value, place = getattr(cfg, field.name), f"{path}.{field.name}"
+        if dataclasses.is_dataclass(value) and not isinstance(value, Schedule):
+            found += ended_rates(value.cfg if hasattr(value, "cfg") else value, env_steps, place)
+        elif isinstance(value, Schedule) and field.name.split("_")[-1] == "lr" and len(value.points) > 1:
+            last, rate = value.points[-1]
+            if rate == 0 and last <= env_steps:
+                found.append(place)
+    return found
 
 
 def _on_observations(plan: Plan) -> str | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from rlrun.config.run import Typed
 from rlrun.core.installing import typed_as
 from rlrun.envs.recorded import RecordedConfig
+from rlrun.runtime.advice import ended_rates
 from rlrun.runtime.rundir import checkpoints_of
 
 
@@ -38,5 +39,8 @@ def next_steps(config: Typed, path: Path, ending: str) -> list[tuple[str, str]]:
     shown = [] if isinstance(config.env, RecordedConfig) else [("see it play", f"{rlrun} watch {run}")]
     found = [*shown, ("one page about it", f"{rlrun} report {run}")]
     if ending != "STOPPED":  # where time or patience has run out, it would stop again
-        found.append(("train it further", f"{rlrun} resume {run} {more}"))
+        # A learning rate whose schedule has come to 0 would stay there, so that a new run begins with these weights.
+        ended = ended_rates(config.algo, played)
+        again = f"train --from-run {run} init={run}" if ended else f"resume {run} {more}"
+        found.append(("train it further", f"{rlrun} {again}"))
     return found

@@ -33,7 +33,8 @@ def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
 
     If the other run has the same algorithm, or a variant of it that has all that this one has (as cql has all of sac),
     all weights are taken, otherwise only the policy's. Counters, optimisers, schedules and adaptive coefficients begin
-    anew. path: a checkpoint, or a run directory, of which the last checkpoint is taken."""
+    anew. The temperature of sac and its kin does so where algo.initial_alpha is another than in the other run. path: a
+    checkpoint, or a run directory, of which the last checkpoint is taken."""
     run_dir, checkpoint = _found(path, f"init={path} is neither a run directory nor one of its checkpoints")
     tensors, _ = checkpoints_of(run_dir).load(checkpoint, parts=("policy", "algorithm"))
     other, saved, anew = (
@@ -46,6 +47,12 @@ def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
         for prefix, module in algorithm.named_modules()
         if isinstance(module, Algorithm)
         for key, _ in module.named_buffers(recurse=False)
+    }
+    temperatures = {value for key, value in flattened(other).items() if key.split(".")[-1] == "initial_alpha"}
+    own |= {
+        f"{prefix}.log_alpha".lstrip(".")
+        for prefix, module in algorithm.named_modules()
+        if isinstance(module, Algorithm) and getattr(module.cfg, "initial_alpha", None) not in (None, *temperatures)
     }
     # The scale of rewards is missing where a run does not scale them.
     own |= {key for key in anew.keys() ^ saved.keys() if "reward_scale." in key}

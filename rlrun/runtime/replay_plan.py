@@ -23,7 +23,7 @@ from rlrun.policies.several import SeveralPolicies
 from rlrun.replay.buffer import FirstPriority, Replay
 from rlrun.replay.grouped import GroupedReplay
 from rlrun.replay.layout import Layout, ReplayConfig, fitting, refuse_too_large
-from rlrun.replay.service import ShardedReplay
+from rlrun.replay.service import ShardedReplay, shard_layouts
 
 RUNNERS = ("replay", "distributed_replay")  # runners with a replay
 MAY = ("async_gradients",)  # those that have one if the algorithm learns from it
@@ -182,27 +182,19 @@ class ReplayPlan:
             self._check_groups(saved.get("groups", {}), files)
             return
         states = saved.get("shards", [saved])
-        blocks = sum(len(state["head"]) for state in states)
+        layouts = [self.layout] if self.shards is None else shard_layouts(self.layout, self.shards)
         same = (
             files == (self.shards or self.learners)
             and (self.shards is None) == ("shards" not in saved)
-            and blocks == self.layout.blocks
+            and len(states) == len(layouts)
         )
-        if self.shards is None:
-            columns = saved.get("columns", self.layout.columns)  # missing in old checkpoints
-            same = same and saved["length"] == self.layout.rows_per_column and columns == self.layout.columns
-        if not same or "groups" in saved:
+        if "groups" in saved or not same or not all(map(_fits, states, layouts)):
             raise UserError(OTHER_REPLAY)
 
     def _check_groups(self, saved: Mapping[str, Any], files: int) -> None:
         """check_saved() for several policies."""
         same = files == len(self.groups) and list(saved) == list(self.groups)
-        if not same or any(
-            state["length"] != group.layout.rows_per_column
-            or state["columns"] != group.layout.columns
-            or len(state["head"]) != group.layout.blocks
-            for state, group in zip(saved.values(), self.groups.values(), strict=True)
-        ):
+        if not same or not all(map(_fits, saved.values(), (group.layout for group in self.groups.values()))):
             raise UserError(OTHER_REPLAY)
 
     @property
@@ -248,6 +240,14 @@ class ReplayPlan:
             self.queue_timeout_sec,
             self.priority_of,
         )
+
+
+def _fits(state: Mapping[str, Any], layout: Layout) -> bool:
+    """Whether a replay of this layout can take the rows of a saved one."""
+    columns = state.get("columns", layout.columns)  # missing in old checkpoints
+    return (
+        state["length"] == layout.rows_per_column and columns == layout.columns and len(state["head"]) == layout.blocks
+    )
 
 
 def groups_of(layout: Layout, policy: SeveralPolicies) -> tuple[Layout, dict[str, PolicyReplay]]:

@@ -41,7 +41,7 @@ from rlrun.loggers.mlflow import available
 from rlrun.loggers.sinks import CLOSE_SEC, Sink, Sinks
 from rlrun.loggers.tensorboard import TensorBoard
 from rlrun.machine.memory import keep_freed
-from rlrun.runtime.advice import notes
+from rlrun.runtime.advice import ended_rates, notes
 from rlrun.runtime.afterwards import last_words
 from rlrun.runtime.again import Again, Restored
 from rlrun.runtime.build import train
@@ -105,7 +105,7 @@ def run(
     try:
         while True:
             start_within(plan.config.run.resources.start_timeout_sec)
-            _introduce(plan, values, resumed=restored is not None)
+            _introduce(plan, values, None if restored is None else restored[1]["env_steps"])
             ended = _Session(plan, values, directory, restored, watch or Watch(), signals, again, callbacks).run()
             if isinstance(ended, int):
                 return ended
@@ -308,16 +308,22 @@ class _Session:
         )
 
 
-def _introduce(plan: Plan, values: dict[str, Any], resumed: bool) -> None:
-    """Says what was decided for the run, and what its user may want to know of it. values: its plain config."""
+def _introduce(plan: Plan, values: dict[str, Any], resume_at: int | None) -> None:
+    """Says what was decided for the run, and what its user may want to know of it. values: its plain config. resume_at:
+    env steps of the checkpoint from which it goes on; None: it begins."""
     for sentence in [*plan.spec.notes, *plan.resources.why]:
         say(sentence)
-    if plan.config.run.init is not None and not resumed:
+    if plan.config.run.init is not None and resume_at is None:
         say(f"begins with the weights of {plan.config.run.init}")
         if (note := other_functions(values, Path(plan.config.run.init))) is not None:
             say(f"note: {note}")
     for note in notes(plan):
         say(f"note: {note}")
+    if ended := ended_rates(plan.config.algo, resume_at or 0):
+        say(
+            f"note: the schedule of {' and '.join(ended)} has ended with 0, which changes no weight any more; rlrun"
+            " train --from-run RUN init=RUN begins another run with these weights and the whole schedule"
+        )
 
 
 def _summary(directory: RunDir, **values: Any) -> dict[str, Any]:

@@ -186,6 +186,15 @@ def test_categorical_targets_by_hand(typed, algo, double):
     assert target[1].tolist() == pytest.approx([0, 0, 0, 1, 0]), "a terminated row's distribution is its reward"
 
 
+def test_the_values_of_atoms_are_those_of_the_config(typed):
+    """Weights of a run with another range, or of a time when they held the values, do not bring theirs along."""
+    made = algorithm(typed, "c51", "algo.num_atoms=5", "algo.v_min=0", "algo.v_max=8")
+    other = algorithm(typed, "c51", "algo.num_atoms=5", "algo.v_min=-4", "algo.v_max=4").policy.state_dict()
+    assert not any("atoms" in name for name in other)
+    made.policy.load_state_dict(other | {"atoms": torch.linspace(-4, 4, 5)})
+    assert made.policy.atoms.tolist() == [0.0, 2.0, 4.0, 6.0, 8.0]
+
+
 @pytest.mark.parametrize("algo", ["qr_dqn", "iqn"])
 def test_double_chooses_by_the_online_net(typed, algo):
     errors = []
@@ -340,6 +349,8 @@ def test_epsilon_is_the_share_of_random_actions(typed):
 
 
 def test_epsilons_of_columns_are_spaced_in_logarithm(typed):
+    with pytest.raises(UserError, match=r"epsilon_min=0.5 is more than epsilon, which is 0.4"):
+        typed("algo=dqn", "env=CartPole-v1", "algo.exploration.epsilon=0.4", "algo.exploration.epsilon_min=0.5")
     made, _, _ = acting(typed, "algo.exploration.epsilon=0.4", f"algo.exploration.epsilon_min={0.4**8}")
     place = torch.arange(8) / 7
     epsilon = made.epsilon(Batch(place=place), Clock())
@@ -445,6 +456,7 @@ def test_illegal_actions_are_never_chosen(typed, kind):
     (["algo=dqn", "env=CartPole-v1", "algo.learning_starts=2", "algo.n_step=3"], "learning_starts 2 is below n_step 3"),
     (["algo=dqn", "env=CartPole-v1", "replay.capacity=500"], "learning would never start"),
     (["algo=c51", "env=CartPole-v1", "algo.v_min=3", "algo.v_max=3"], "v_min 3 must be below v_max 3"),
+    (["algo=r2d2", "env=CartPole-v1", "algo.n_step=21"], "n_step 21 is more than sequence_length 20"),
     (["algo=dqn", "env=Pong", "replay.capacity=1e9"], "GB of memory and .* are free; replay.capacity=.* would fit, or replay.compress=true"),
     (["algo=dqn", "env=CartPole-v1", "model=lstm"], "algo=r2d2"),
     (["algo=r2d2", "env=CartPole-v1", "model=auto"], "model=lstm"),

@@ -153,6 +153,16 @@ def test_an_env_that_fails_beside_an_update_ends_the_run(typed, tmp_path, monkey
         run_wired(Wired(typed(*words, "resources.inference=local", "runner.pace=free", f"env_steps={10**8}")), tmp_path)
 
 
+def test_shards_of_other_columns_are_refused_before_anything_is_written(tmp_path):
+    path = tmp_path / "run"
+    words = [*APEX, "env=CartPole-v1", "resources.inference=local", "runner.num_shards=2", "env_steps=300"]
+    assert _dispatch(["train", *words, f"run_dir={path}"]) == 0
+    config = (path / "config.yaml").read_text()
+    with pytest.raises(UserError, match="replay was made with another capacity"):
+        _dispatch(["resume", str(path), "env_steps=400", "resources.envs_per_sampler=1"])
+    assert (path / "config.yaml").read_text() == config and _dispatch(["resume", str(path), "env_steps=400"]) == 0
+
+
 @pytest.mark.parametrize("victim", ["replay-0", "sampler-1"])
 def test_a_killed_process_ends_the_run_at_once(typed, tmp_path, victim):
     import multiprocessing

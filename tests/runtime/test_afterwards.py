@@ -29,6 +29,20 @@ def test_the_next_steps_fit_the_ending(tmp_path):
     assert [line.split(rlrun)[1].split()[0] for line in said["INTERRUPTED"][:-1]] == ["resume"]
 
 
+def test_a_learning_rate_that_has_come_to_nothing_begins_anew_in_another_run(tmp_path, capsys):
+    """A resumed run would have the same one, so that it would learn nothing."""
+    (tmp_path / "checkpoints" / "000000005000").mkdir(parents=True)
+    assert " resume " in words(tmp_path, "COMPLETED", "algo.lr=3e-4 to 0 over 5001").splitlines()[-2]
+    path, tiny = tmp_path / "run", ["resources=debug", "logger=[]", "algo.fragment_length=10", "algo.batch_size=40"]
+    assert _dispatch(["train", "algo=pg", "env=CartPole-v1", *tiny, "env_steps=200", "algo.lr=3e-4 to 0 over 200", f"run_dir={path}"]) == 0
+    command = shlex.split(capsys.readouterr().out.splitlines()[-2].split(typed_as())[1])
+    assert command == ["train", "--from-run", str(path), f"init={path}"]
+    assert _dispatch(["resume", str(path), "env_steps=300"]) == 0
+    assert "the schedule of algo.lr has ended with 0" in " ".join(capsys.readouterr().out.split())
+    assert _dispatch([*command, f"run_dir={tmp_path / 'again'}"]) == 0
+    assert "has ended with 0" not in capsys.readouterr().out
+
+
 def test_without_a_checkpoint_nothing_is_next(tmp_path):
     assert words(tmp_path, "FAILED").splitlines() == [str(tmp_path)]
 
