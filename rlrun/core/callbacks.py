@@ -1,6 +1,5 @@
 """Callback and EnvCallback: run the user's own code at the events of a run. callbacks=[package.module:Name] makes
-instances of these classes, without arguments. Before a run begins, one more is made of each class and thrown away, to
-see whether that works: what can be opened only once belongs in the first call of a method, and not in __init__."""
+instances of these classes, without arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from typing import Any, TypeVar
 from rlrun.core.algorithm import Update
 from rlrun.core.batch import Batch
 from rlrun.core.env import Rows, Step
-from rlrun.core.errors import RunFailed, UserError, told
+from rlrun.core.errors import RunFailed, UserError, closest, told
 from rlrun.core.plugins import load_object
 from rlrun.core.schedule import Clock
 
@@ -55,8 +54,10 @@ class EnvCallback:
     """A base class for code that watches training where environments are stepped: in the sampler processes or, with
     serial inference, in the learner's.
 
-    Every group of environments that are stepped together has an instance of its own. An exception ends the run.
-    Evaluation games are not watched, and checkpoints do not hold a callback's attributes."""
+    Every group of environments that are stepped together has an instance of its own. Before a run begins, one more is
+    made and thrown away, to see whether that works: what can be opened only once belongs in the first call of a method,
+    and not in __init__. An exception ends the run. Evaluation games are not watched, and checkpoints do not hold a
+    callback's attributes."""
 
     columns: range  # the numbers of these environments among all of the run, set before the first call
 
@@ -81,10 +82,16 @@ Kind = TypeVar("Kind", Callback, EnvCallback)
 
 
 def callback_class(name: str) -> type:
-    """Returns the class that callbacks=[name] names. Raises UserError if it is not a callback's."""
+    """Returns the class that callbacks=[name] names. Raises UserError if it is not a callback's, or if it has a method
+    that looks like one of theirs and would never be called."""
     kind = load_object(name, "callbacks")
     if not (isinstance(kind, type) and issubclass(kind, Callback | EnvCallback)):
         raise UserError(f"callbacks={name} is no subclass of rlrun.Callback or rlrun.EnvCallback")
+    known = [event for base in (Callback, EnvCallback) if issubclass(kind, base) for event in vars(base)]
+    for method in dir(kind):
+        if method.startswith(("on_", "before_")) and method not in known:
+            hint = closest(method, [event for event in known if event.startswith(("on_", "before_"))])
+            raise UserError(f"callbacks={name} has a method {method}, which nothing calls.{hint}")
     return kind
 
 
@@ -106,10 +113,26 @@ def call(callback: Callback | EnvCallback, event: str, *facts: Any) -> Any:
     try:
         return getattr(callback, event)(*facts)
     except Exception as error:  # a callback is the user's code
-        kind = type(callback)
-        raise RunFailed(
-            f"callbacks={kind.__module__}:{kind.__qualname__} failed in {event}: {told(error, __file__)}"
-        ) from error
+        raise RunFailed(f"{named(callback)} failed in {event}: {told(error, __file__)}") from error
+
+
+def add_to_row(callback: Callback, row: dict[str, Any]) -> None:
+    """Calls on_log and makes plain numbers of those that it put into the row, such as NumPy's. Raises RunFailed if it
+    raised or put something else there."""
+    call(callback, "on_log", row)
+    for name, value in row.items():
+        if value is None or isinstance(value, str | int | float):
+            continue
+        try:
+            row[name] = float(value)
+        except (TypeError, ValueError):
+            raise RunFailed(f"{named(callback)} put {value!r} into a row as {name}, and not a number") from None
+
+
+def named(callback: Callback | EnvCallback) -> str:
+    """What messages call it."""
+    kind = type(callback)
+    return getattr(callback, "called", f"callbacks={kind.__module__}:{kind.__qualname__}")
 
 
 def call_for_numbers(callback: Callback | EnvCallback, event: str, *facts: Any) -> dict[str, float]:
@@ -120,10 +143,7 @@ def call_for_numbers(callback: Callback | EnvCallback, event: str, *facts: Any) 
     try:
         return {f"custom/{name}": float(value) for name, value in found.items()}
     except (AttributeError, TypeError, ValueError):
-        kind = type(callback)
-        raise RunFailed(
-            f"callbacks={kind.__module__}:{kind.__qualname__} returned {found!r} from {event}, and not numbers by name"
-        ) from None
+        raise RunFailed(f"{named(callback)} returned {found!r} from {event}, and not numbers by name") from None
 
 
 def watches_learning(callback: Callback) -> bool:

@@ -334,9 +334,12 @@ class Checkpoints:
                 for file in files:
                     file.unlink()
 
-    def load(self, name: str | None = None, parts: tuple[str, ...] = PARTS) -> tuple[dict[str, dict], dict]:
+    def load(self, name: str | int | None = None, parts: tuple[str, ...] = PARTS) -> tuple[dict[str, dict], dict]:
         """(tensors by part, run.json) of the named checkpoint, by default the last one. Raises UserError if there is
         none of that name, such as no best one yet, or if it is damaged."""
+        if isinstance(name, bool | float):
+            raise UserError(f"checkpoint={name} is no checkpoint: give last, best or a number of env steps")
+        name = None if name is None else str(name)
         names = self.names()
         if not names:
             raise UserError(

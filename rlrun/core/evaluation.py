@@ -73,6 +73,8 @@ def evaluation_class(name: str) -> type[Evaluation]:
     kind = load_object(name, "eval.function", Evaluation)
     if not (isinstance(kind, type) and issubclass(kind, Evaluation)):
         raise UserError(f"eval.function={name} is no subclass of rlrun.Evaluation")
+    if kind.evaluate is Evaluation.evaluate:
+        raise UserError(f"eval.function={name} has no method evaluate(games)")
     return kind
 
 

@@ -165,6 +165,23 @@ class Health:
             self.say(text)
 
 
+class Cuts:
+    """Looks at the saves of a bit-exact run, each of which cuts all episodes off."""
+
+    def __init__(self, say: Callable[[str], None]):
+        self.say, self.ended, self.said = say, -1, False
+
+    def look(self, ended: int) -> None:
+        """Gives a note, once, if no episode has ended since the last save. ended: how many have ended in the run."""
+        if ended == self.ended and not self.said:
+            self.said = True
+            self.say(
+                "no episode has ended since the last checkpoint, and checkpoints of a bit-exact run cut episodes off;"
+                " save less often (checkpoint.every, eval.every) or set resources.exact=false"
+            )
+        self.ended = ended
+
+
 def has(options: Mapping[str, Any], path: str) -> bool:
     """Whether a plain config has an option that is set, by its path such as algo.lr."""
     value: Any = options

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from rlrun.core.algorithm import Algorithm, Update
-from rlrun.core.callbacks import Callback, call
+from rlrun.core.callbacks import Callback, add_to_row, call
 from rlrun.core.checkpoint import Checkpoints, copied
 from rlrun.core.duties import (
     CheckpointConfig,
@@ -27,7 +27,7 @@ from rlrun.core.duties import (
 from rlrun.core.errors import Diverged, EnvError, RunFailed
 from rlrun.core.estimates import Estimates, Estimating
 from rlrun.core.evaluation import Evaluators
-from rlrun.core.health import Health
+from rlrun.core.health import Cuts, Health
 from rlrun.core.learners import (
     LOST,
     ON,
@@ -134,14 +134,8 @@ class Run:
         self.estimates = Estimates(evaluation.every, estimate, signals)
         self.saves = Saves(checkpoint, signals, self.progress, self.evaluations, save_at_end)
         self.logs = Logs(log, env_steps, logger, self.progress, self.timers, from_data)
-        self.health = Health(
-            env_steps,
-            spec,
-            lambda text: print(f"  note: {text}", flush=True),
-            update_rows,
-            plays=not from_data,
-            options=options,
-        )
+        self.health = Health(env_steps, spec, _note, update_rows, plays=not from_data, options=options)
+        self.cuts = Cuts(_note)
         self.second_look = SecondLook(judge_env_sec)
         self.hold_learners: Callable[[], Clock] | None = None
         self.breaks: list[Callable[[int], None]] = []
@@ -379,6 +373,8 @@ class Run:
             metric, best = self.saves.metric, self.saves.as_best
             if self.exact:
                 self.generation += 1
+                if self.status == "RUNNING" and not self.logs.from_data:
+                    self.cuts.look(self.progress.episodes.count)
             saved = self._written(metric, best)
             if saved is None and self.status != "RUNNING":
                 names = self.checkpoints.names()
@@ -484,8 +480,13 @@ class Run:
         judged = {**self.evaluations.take_row(), **self.estimates.take_row(), **self.restarts.row()}
         row = self.logs.row(judged, getattr(self.sampler, "queued", None), self.ahead)
         self.health.look(row)
-        self._tell("on_log", row)
+        for callback in self.callbacks:
+            add_to_row(callback, row)
         self.logs.write(row)
+
+
+def _note(text: str) -> None:
+    print(f"  note: {text}", flush=True)
 
 
 def _finite(algorithm: Algorithm) -> bool:

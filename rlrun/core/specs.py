@@ -194,6 +194,9 @@ class Nested:
     def parts(self) -> dict[str, Any]:
         return dict(self.spaces)
 
+    def __getitem__(self, name: str) -> Any:
+        return self.parts[name]
+
     def to_env(self, action: Mapping[str, Any]) -> Any:
         """Actions of rows, by name -> the env's dictionary or tuple of arrays [B, ...]."""
         made = {name: space.to_env(action[name]) for name, space in self.spaces}

@@ -111,7 +111,12 @@ def parse(words: Sequence[str]) -> Space:
             intervals[key] = Interval(low, high, "log" in sweep.tags, whole)
         else:
             glob = override.value()
-            values = matches(key, glob) if isinstance(glob, Glob) else list(override.sweep_string_iterator())
+            # Hydra writes a colon with a backslash, which names of classes in a later word must not have.
+            values = (
+                matches(key, glob)
+                if isinstance(glob, Glob)
+                else [value.replace("\\:", ":") for value in override.sweep_string_iterator()]
+            )
             if not values:
                 raise UserError(f"{word} stands for no value, which would make a sweep without jobs")
             twice = next((value for value in values if values.count(value) > 1), None)

@@ -30,6 +30,8 @@ def environment_of(trained: Trained, name: str | None = None) -> tuple[EnvConfig
         return cfg, spec
     none = "the run learnt from data, without an environment, and"
     if name is None and spec.name not in names():  # a name of data may not lead to a module
+        if ":" in spec.name:
+            return f"{none} the data call it {spec.name}, a class that is imported only where you name it"
         return f"{none} this machine has none that is called {spec.name}"
     called = spec.name if name is None else name
     made: dict[str, Any] = {}

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from rlrun.config.run import Typed
@@ -67,6 +68,8 @@ class Watch:
 class WatchedRows(Callback):
     """Hands every row to a function, and ends the run when that returns False."""
 
+    called = "the callback of the Python program"
+
     def __init__(self, function: Callable[[dict[str, Any]], Any]):
         self.function = function
         self.error: Exception | None = None
@@ -76,7 +79,8 @@ class WatchedRows(Callback):
 
     def on_log(self, row: dict[str, Any]) -> None:
         try:
-            if self.function(dict(row)) is False:
+            answer = self.function(dict(row))
+            if isinstance(answer, bool | np.bool_) and not answer:
                 self.run.stops.asked = "the callback returned False"
         except Exception as error:
             self.error = error

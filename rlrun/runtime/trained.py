@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from rlrun.envs import registry
 from rlrun.envs.agent_rows import action_of, agent_rows, write_agent, write_id
 from rlrun.envs.agents import AgentsSpec
 from rlrun.envs.atari import AtariConfig, ScreenStack
-from rlrun.envs.gym_spaces import to_rows
+from rlrun.envs.gym_spaces import MASK, to_rows
 from rlrun.envs.joint import JointSpec, together
 from rlrun.envs.simulated import StatesPlayed
 from rlrun.envs.single import make_single
@@ -110,24 +110,18 @@ class Trained:
         """
         if env is not None and self.played is None:
             raise ValueError(f"a policy of {self.config.algo.name} tries no moves, so that act() takes no env")
+        if mode not in get_args(Mode):
+            raise ValueError(f"the mode of act() is {' or '.join(map(repr, get_args(Mode)))}, not {mode!r}")
         if self.agents:
             return self._act_together(obs, mode, reward, env)
         if self.screens is not None:
             obs = self._screens(np.asarray(obs))
-        path, space = next(leaves(self.one.observation))
-        first = obs
-        for name in path:
-            first = first[int(name)] if isinstance(first, tuple) else first[name]
-        given = np.asarray(first)
-        shape = space.field.shape
-        single = given.shape == shape
-        if given.shape[given.ndim - len(shape) :] != shape or given.ndim > len(shape) + 1:
-            raise ValueError(f"an observation of {self.spec.name} has the shape {shape}, not {given.shape}")
+        count = fitting(self.one, obs)
+        single, count = count is None, count or 1
         rows = to_rows(self.one, _each(obs, lambda part: np.asarray(part)[None]) if single else obs)
         if self.last is not None:
-            rows["observation"] = self._stacked(self.last, rows["observation"], 1 if single else len(given))
+            rows["observation"] = self._stacked(self.last, rows["observation"], count)
         if self.played is not None:
-            count = 1 if single else len(given)
             begun = np.full(count, self._state is None) if self._first is None else self._first.numpy()
             rows[GAME_STATE] = self.played.rows(env, rows, begun, reward)
         action = self.spec.action.to_env(self.policy_action(rows, mode, reward))
@@ -239,6 +233,39 @@ class Trained:
         return obs
 
 
+def fitting(spec: EnvSpec, obs: Any) -> int | None:
+    """How many observations these are; None: one, without an axis of observations. Raises ValueError where a part is
+    missing, or has another shape, another number of observations or numbers that its dtype cannot hold."""
+    counts: set[int | None] = set()
+    for path, space in leaves(spec.observation):
+        shape, whole = space.field.shape, not space.field.dtype.is_floating_point
+        what = f"an observation of {spec.name}"
+        what = f"the part {'.'.join(path)} of {what}" if path else what
+        part = obs
+        try:
+            for name in path:
+                part = part[int(name)] if isinstance(part, tuple) else part[name]
+        except (KeyError, IndexError, TypeError):
+            raise ValueError(f"{what} is missing") from None
+        given = np.asarray(part)
+        if given.dtype.kind not in "biuf":
+            raise ValueError(f"{what} holds numbers, not {given.dtype}")
+        if given.shape[given.ndim - len(shape) :] != shape or given.ndim > len(shape) + 1:
+            raise ValueError(f"{what} has the shape {shape}, not {given.shape}")
+        if whole and given.dtype.kind == "f" and not np.array_equal(given, np.rint(given)):
+            raise ValueError(f"{what} holds whole numbers, and some of those that are given are not")
+        counts.add(None if given.shape == shape else len(given))
+    if MASK in spec.obs:
+        if not isinstance(obs, Mapping) or MASK not in obs:
+            raise ValueError(f"the part {MASK} of an observation of {spec.name} is missing")
+        legal, wanted = np.asarray(obs[MASK]).size, int(np.prod(spec.obs[MASK].field.shape))
+        if legal != wanted * max(count or 1 for count in counts):
+            raise ValueError(f"the part {MASK} of an observation of {spec.name} has {wanted} numbers, not {legal}")
+    if len(counts) > 1:
+        raise ValueError(f"the parts of the observations of {spec.name} are not equally many")
+    return counts.pop()
+
+
 def _each(value: Any, function: Callable[[Any], Any]) -> Any:
     """Applies `function` to every part of nested dictionaries and tuples, or to the value itself."""
     if isinstance(value, Mapping):
@@ -246,7 +273,7 @@ def _each(value: Any, function: Callable[[Any], Any]) -> Any:
     return tuple(_each(part, function) for part in value) if isinstance(value, tuple) else function(value)
 
 
-def load(run_dir: str | Path, checkpoint: str = "last", trust: bool = False) -> Trained:
+def load(run_dir: str | Path, checkpoint: str | int = "last", trust: bool = False) -> Trained:
     """Loads the policy of a run directory.
 
     checkpoint: "last", "best", or a number of env steps. trust: whether a run from elsewhere may name modules that no
@@ -259,7 +286,7 @@ def load(run_dir: str | Path, checkpoint: str = "last", trust: bool = False) -> 
         return _loaded(path, checkpoint, trust)
 
 
-def _loaded(path: Path, checkpoint: str, trust: bool) -> Trained:
+def _loaded(path: Path, checkpoint: str | int, trust: bool) -> Trained:
     config = type_config(saved_config(path, trust))
     tensors, run = checkpoints_of(path).load(checkpoint, parts=("policy",))
     spec = make_spec(config, config.algorithm.needs(config.algo))

@@ -109,8 +109,9 @@ that, every option with its comment, and the names that RLlib and the paper have
   changing length cannot be observed.
 - Algorithms with *one policy* train games with several agents as well: all agents then share it. `algo=multi` gives
   each agent, or each group, a policy of its own, and [Several agents](multi_agent.md) says more.
-- With `resources=debug` an interrupted run that is resumed from a checkpoint gives the same weights, to the bit, as one
-  that was not interrupted. Runners of several processes restore all of their state, but processes overtake one another.
+- With `resources=debug` a run that is resumed from a checkpoint gives the same weights, to the bit, as one that saved
+  there and went on. Every save ends all episodes, so other saves, also those after evaluations, give another run.
+  Runners of several processes restore all of their state, but processes overtake one another.
 - *Several learners* sum their gradients, on GPUs of their own or on the cores of a CPU (`resources.num_learners=2`).
 
 ## What each file says

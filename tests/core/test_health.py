@@ -5,7 +5,7 @@ import math
 import pytest
 from conftest import compose
 
-from rlrun.core.health import ROWS, Health, largest_entropy
+from rlrun.core.health import ROWS, Cuts, Health, largest_entropy
 from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete
 
 HEALTHY = {"learn/entropy": 0.4, "learn/explained_variance": 0.5, "learn/approx_kl": 0.01, "learn/grad_norm": 1.0}
@@ -114,6 +114,17 @@ def test_advice_on_an_environment_of_ones_own_names_its_check(sign):
 def test_slow_progress_is_no_sign_at_the_beginning():
     slow = HEALTHY | SIGNS["acts at random"] | SIGNS["no episode has ended"]
     assert notes([slow] * 19) == [] and notes([slow] * 6, total=6000) == [], "a fifth of the run, and 5,000 env steps"
+
+
+def test_saves_that_cut_every_episode_off_are_noted_once():
+    said = []
+    cuts = Cuts(said.append)
+    for ended in (0, 3, 4):
+        cuts.look(ended)
+    assert said == []
+    for ended in (4, 4, 6, 6):
+        cuts.look(ended)
+    assert len(said) == 1 and "cut episodes off" in said[0]
 
 
 def test_the_largest_entropy_is_that_of_the_uniform_policy():

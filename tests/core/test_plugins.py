@@ -155,6 +155,8 @@ def test_the_same_run_again(tmp_path):
     (["callbacks=[my_rl.models:Positions]"], "no subclass of rlrun.Callback or rlrun.EnvCallback"),
     (["init=nowhere"], "init=nowhere is neither a run directory"),
     (["callbacks=[my_rl.broken:Unmade]"], "callbacks=my_rl.broken:Unmade cannot be made: ValueError: no"),
+    (["callbacks=[my_rl.broken:Misspelt]"], "has a method on_epsiode, which nothing calls. Did you mean on_episode"),
+    (["eval.function=my_rl.broken:Nothing", "eval.every=100"], "eval.function=my_rl.broken:Nothing has no method evaluate(games)"),
     (["env.kwargs={lenght:3}"], "unexpected keyword argument 'lenght'"),
     (["env.wrappers=[{my_rl.envs:Hurry: {price: 0.1}}]"], "cannot be read as key=value"),
 ])  # fmt: skip
@@ -162,6 +164,16 @@ def test_what_does_not_fit_gets_a_sentence(words, said, tmp_path):
     with pytest.raises(UserError) as caught:
         _dispatch(["train", "algo=ppo", *BASE, f"run_dir={tmp_path / 'run'}", *words])
     assert said in str(caught.value) and not (tmp_path / "run").exists()
+
+
+def test_numbers_that_a_callback_puts_into_rows_are_logged_whatever_library_made_them(tmp_path):
+    words = ["train", "algo=ppo", *BASE, "resources=debug", "env_steps=600", "log_every_steps=100"]
+    assert _dispatch([*words, "callbacks=[my_rl.broken:Adding]", f"run_dir={tmp_path / 'run'}"]) == 0
+    found = [[row[f"mine/{name}"] for name in ("numpy", "whole", "tensor")] for row in rows_of(tmp_path / "run")]
+    assert found and all(one == [1.5, 2.0, 3.0] for one in found)
+    assert _dispatch([*words, "callbacks=[my_rl.broken:Listing]", f"run_dir={tmp_path / 'other'}"]) == 1
+    reason = json.loads((tmp_path / "other" / "summary.json").read_text())["reason"]
+    assert "my_rl.broken:Listing put [1, 2] into a row as mine/list, and not a number" in reason
 
 
 @pytest.mark.parametrize("words, said", [

@@ -34,6 +34,11 @@ def test_lists_and_quoted_commas_are_single_values():
     )
 
 
+def test_names_of_classes_keep_their_colon():
+    space = parse(["env=CartPole-v1,mine.envs:Maze", "model.encoder=a.b:C,auto", "callbacks=[a.b:D],[]"])
+    assert list(space.choices.values()) == [["CartPole-v1", "mine.envs:Maze"], ["a.b:C", "auto"], ["[a.b:D]", "[]"]]
+
+
 def test_globs_are_names_of_the_group():
     tuned = parse(["tuned=glob(impala/*)"]).choices["tuned"]
     assert "impala/cartpole" in tuned and all(name.startswith("impala/") for name in tuned) and len(tuned) > 4

@@ -22,6 +22,7 @@ import rlrun
 from rlrun.api import _guarded, _named, _said, _to_carry
 from rlrun.config import saved
 from rlrun.config.words import words_of
+from rlrun.core.specs import leaves
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = {"resources": "debug", "logger": [], "model": {"hidden": (8,)}, "quiet": True}
@@ -75,6 +76,41 @@ def test_a_policy_comes_back_and_the_run_is_the_command_s(tmp_path):
     assert policy.act(np.zeros(4, dtype=np.float32)) in (0, 1)
 
 
+def test_what_act_is_given_is_checked_part_by_part(tmp_path):
+    """A wrong observation would give an action all the same, and a mistyped mode one that explores."""
+    policy = train(tmp_path / "run", "rlrun/EverySpace-v0", env_steps=40)
+    obs, _ = policy.make_env().reset()
+    policy.act(obs), policy.act(obs, "explore")
+    paths = [path for path, _ in leaves(policy.spec.observation)]
+    assert len(paths) == 4
+
+    def changed(tree, path, change):
+        if not path:
+            return change(tree)
+        if isinstance(tree, tuple):
+            return tuple(changed(part, path[1:], change) if i == int(path[0]) else part for i, part in enumerate(tree))
+        return {name: changed(part, path[1:], change) if name == path[0] else part for name, part in tree.items()}
+
+    for path, space in leaves(policy.spec.observation):
+        for wrong, said in ((lambda part: np.zeros((7, 7, 7, 7)), "shape"), (lambda part: "text", "holds numbers, not")):
+            with pytest.raises(ValueError, match=f"{re.escape('.'.join(path))} of an observation.*{said}"):
+                policy.act(changed(obs, path, wrong))
+        if not space.field.dtype.is_floating_point:
+            with pytest.raises(ValueError, match="holds whole numbers"):
+                policy.act(changed(obs, path, lambda part: np.asarray(part) + 0.5))
+        if isinstance(obs, dict):
+            with pytest.raises(ValueError, match="is missing"):
+                policy.act({name: part for name, part in obs.items() if name != path[0]})
+    for mode in ("gredy", True, None):
+        with pytest.raises(ValueError, match="'explore' or 'greedy', not"):
+            policy.act(obs, mode)
+    steps = policy.clock.env_steps
+    assert rlrun.load(tmp_path / "run", steps).clock.env_steps == steps
+    for wrong in (2.5, True, steps + 1):
+        with pytest.raises(rlrun.UserError, match="checkpoint"):
+            rlrun.load(tmp_path / "run", wrong)
+
+
 @pytest.mark.parametrize("options, said", [
     ({"env_stepss": 4}, "env_steps"),
     ({"algo": {"name": "pppo"}}, "ppo"),
@@ -101,7 +137,7 @@ def test_a_callback_sees_every_row_and_can_end_the_run(tmp_path, capsys):
     def look(row):
         rows.append(row)
         print("a row")
-        return len(rows) < 3
+        return np.float64(len(rows)) < 3
 
     policy = train(tmp_path / "run", env_steps="1M", log_every_steps=20, callback=look)
     assert policy.summary["status"] == "STOPPED" and policy.summary["reason"] == "the callback returned False"
@@ -122,7 +158,8 @@ def test_what_a_callback_raises_is_raised(tmp_path):
 
     with pytest.raises(KeyError, match="mine"):
         train(tmp_path / "run", callback=broken)
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "FAILED"
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "FAILED" and "the callback of the Python program failed" in summary["reason"]
 
 
 def test_an_interruption_saves_and_leaves_no_process(tmp_path):

@@ -1,5 +1,6 @@
 """Callbacks, distributions and layers that fail, for the tests."""
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -15,6 +16,26 @@ class Unmade(rlrun.Callback):
 class Raising(rlrun.Callback):
     def on_update(self, clock, metrics):
         metrics["nothing"]
+
+
+class Misspelt(rlrun.Callback):
+    def on_epsiode(self, ret, length, info): ...
+
+
+class Nothing(rlrun.Evaluation):
+    def evaluat(self, games): ...
+
+
+class Adding(rlrun.Callback):
+    """Puts numbers of every library into a row, which are fine."""
+
+    def on_log(self, row):
+        row |= {"mine/numpy": np.float32(1.5), "mine/whole": np.int64(2), "mine/tensor": torch.tensor(3.0)}
+
+
+class Listing(rlrun.Callback):
+    def on_log(self, row):
+        row["mine/list"] = [1, 2]
 
 
 class Stumbling(rlrun.EnvCallback):
