@@ -165,7 +165,7 @@ class Health:
             self.say(text)
 
 
-class Cuts:
+class CutEpisodes:
     """Looks at the saves of a bit-exact run, each of which cuts all episodes off."""
 
     def __init__(self, say: Callable[[str], None]):

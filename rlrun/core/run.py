@@ -27,7 +27,7 @@ from rlrun.core.duties import (
 from rlrun.core.errors import Diverged, EnvError, RunFailed
 from rlrun.core.estimates import Estimates, Estimating
 from rlrun.core.evaluation import Evaluators
-from rlrun.core.health import Cuts, Health
+from rlrun.core.health import CutEpisodes, Health
 from rlrun.core.learners import (
     LOST,
     ON,
@@ -135,7 +135,7 @@ class Run:
         self.saves = Saves(checkpoint, signals, self.progress, self.evaluations, save_at_end)
         self.logs = Logs(log, env_steps, logger, self.progress, self.timers, from_data)
         self.health = Health(env_steps, spec, _note, update_rows, plays=not from_data, options=options)
-        self.cuts = Cuts(_note)
+        self.cuts = CutEpisodes(_note)
         self.second_look = SecondLook(judge_env_sec)
         self.hold_learners: Callable[[], Clock] | None = None
         self.breaks: list[Callable[[int], None]] = []

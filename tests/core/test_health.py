@@ -5,7 +5,7 @@ import math
 import pytest
 from conftest import compose
 
-from rlrun.core.health import ROWS, Cuts, Health, largest_entropy
+from rlrun.core.health import ROWS, CutEpisodes, Health, largest_entropy
 from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete
 
 HEALTHY = {"learn/entropy": 0.4, "learn/explained_variance": 0.5, "learn/approx_kl": 0.01, "learn/grad_norm": 1.0}
@@ -118,7 +118,7 @@ def test_slow_progress_is_no_sign_at_the_beginning():
 
 def test_saves_that_cut_every_episode_off_are_noted_once():
     said = []
-    cuts = Cuts(said.append)
+    cuts = CutEpisodes(said.append)
     for ended in (0, 3, 4):
         cuts.look(ended)
     assert said == []
