@@ -309,7 +309,7 @@ def envs_per_group(
         raise UserError(f"resources.envs_per_sampler={wanted} must divide {part}")
     made = wanted * samplers * groups * learners
     if asked.needs.replay is not None and spread.shared and made != spread.total:
-        whose = f"{counted(made, 'environment')} in all, in place of the {spread.total} of num_envs"
+        whose = f"{counted(made, 'environment')} in all, instead of num_envs={spread.total}"
         return Choice(wanted, f"envs_per_sampler={wanted}: {whose}")
     return Choice(wanted)
 

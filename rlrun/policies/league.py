@@ -102,8 +102,8 @@ class LeaguePolicy(Policy):
         return Act(action, Batch(after | game), Batch({name: told[name] for name in record}))  # type: ignore[arg-type]
 
     def kept(self, against: Tensor) -> Tensor:
-        """The numbers of opponents, with the oldest snapshot that is kept in place of older ones. In a game that is
-        longer than a snapshot is kept, that one plays on, and the result is its."""
+        """The numbers of opponents [B]. Where a snapshot is no longer kept, the oldest one that is takes its place: it
+        plays the rest of the game, and the result counts for it."""
         numbers = [number for number in self.present.tolist() if number != SELF]
         return torch.where(against == SELF, SELF, against.clamp(min=min(numbers, default=SELF)))
 

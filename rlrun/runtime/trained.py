@@ -262,7 +262,7 @@ def fitting(spec: EnvSpec, obs: Any) -> int | None:
         if legal != wanted * max(count or 1 for count in counts):
             raise ValueError(f"the part {MASK} of an observation of {spec.name} has {wanted} numbers, not {legal}")
     if len(counts) > 1:
-        raise ValueError(f"the parts of the observations of {spec.name} are not equally many")
+        raise ValueError(f"the parts of the observations of {spec.name} have different numbers of observations")
     return counts.pop()
 
 
