@@ -325,8 +325,8 @@ def _introduce(plan: Plan, values: dict[str, Any], resume_at: int | None) -> Non
         say(f"note: {note}")
     if ended := ended_rates(plan.config.algo, resume_at or 0):
         say(
-            f"note: the schedule of {' and '.join(ended)} has ended with 0, so this learning rate changes no weight; rlrun"
-            " train --from-run RUN init=RUN starts a new run with these weights and runs the schedule again"
+            f"note: the schedule of {' and '.join(ended)} has ended with 0, so this learning rate changes no weight;"
+            " rlrun train --from-run RUN init=RUN starts a new run with these weights and runs the schedule again"
         )
 
 
