@@ -6,7 +6,7 @@ import shutil
 import sys
 import textwrap
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 LINE_SEC = 1.0  # at most one line is printed in this time, so that a fast run does not fill the terminal
 REFRESHES = 2  # times per second that the live view is drawn
@@ -46,16 +46,31 @@ def say(text: str) -> None:
     print(f"  {text}", flush=True)
 
 
-def left(row: dict[str, Any], total: int) -> str:
-    rate = row["sample/env_steps_per_sec"] or 0.0
-    return duration((total - row["env_steps"]) / rate) if rate > 0 and row["env_steps"] < total else ""
+class End(NamedTuple):
+    """Where a run ends, if nothing stops it sooner."""
+
+    env_steps: int
+    wall_sec: float | None = None  # seconds of running; None: no limit
+
+    def share(self, row: dict[str, Any]) -> float:
+        """The share of the run that is done, of 0 to 1."""
+        steps = row["env_steps"] / self.env_steps
+        return min(1.0, steps if self.wall_sec is None else max(steps, row["time_sec"] / self.wall_sec))
+
+    def left(self, row: dict[str, Any]) -> str:
+        """The time until the end as text, or an empty one if it is not known or is over."""
+        rate = row["sample/env_steps_per_sec"] or 0.0
+        seconds = [(self.env_steps - row["env_steps"]) / rate] if rate > 0 else []
+        if self.wall_sec is not None:
+            seconds.append(self.wall_sec - row["time_sec"])
+        return duration(min(seconds)) if seconds and min(seconds) > 0 else ""
 
 
 class Lines:
     """Prints one line for each row, but at most one in LINE_SEC. Evaluations and the last row are always printed."""
 
-    def __init__(self, total: int):
-        self.total = total
+    def __init__(self, end: End):
+        self.end = end
         self.printed = -LINE_SEC  # when the last line was printed
         self.waiting: dict[str, Any] | None = None  # the newest row, if it has not been printed
 
@@ -69,7 +84,7 @@ class Lines:
         assert row is not None
         ahead = f" (+{row['sample/ahead']:,.0f})" if row.get("sample/ahead") else ""
         parts = [
-            f"{row['env_steps']:>11,}{ahead}/{self.total:,} steps",
+            f"{row['env_steps']:>11,}{ahead}/{self.end.env_steps:,} steps",
             f"{row['sample/env_steps_per_sec'] or 0:>7,.0f}/s",
         ]
         if "time/rows_learnt" in row:
@@ -86,8 +101,8 @@ class Lines:
             if row.get(name) is not None and (label != "policy lag" or row[name] > 0):
                 parts.append(f"{label} {row[name]:.2f}{' updates' * (label == 'policy lag')}")
         parts.append(duration(row["time_sec"]))
-        if left(row, self.total):
-            parts.append(f"left {left(row, self.total)}")
+        if left := self.end.left(row):
+            parts.append(f"left {left}")
         print("  ".join(parts), flush=True)
 
     def close(self, status: str, summary: dict[str, Any]) -> None:
@@ -99,13 +114,13 @@ class Lines:
 class Live:
     """A table that is updated in place, with a progress bar, the time left and the machine's load."""
 
-    def __init__(self, total: int, title: str, window: int):
+    def __init__(self, end: End, title: str, window: int):
         """window: the number of episodes that sample/return_mean looks at."""
         import psutil
 
         from rlrun.loggers.live import RedrawnView
 
-        self.total, self.title, self.window, self.psutil = total, title, window, psutil
+        self.end, self.title, self.window, self.psutil = end, title, window, psutil
         psutil.cpu_percent()
         self.row: dict[str, Any] = {}  # the newest row, with older values of what it lacks
         self.live = RedrawnView(self._view, REFRESHES)
@@ -128,19 +143,19 @@ class Live:
 
         # The head is two rows, each of which fits on 80 columns; a name that is longer is cut.
         head = [
-            f"{row['env_steps']:,} of {self.total:,} env steps ({min(1.0, row['env_steps'] / self.total):.0%})",
+            f"{row['env_steps']:,} of {self.end.env_steps:,} env steps ({self.end.share(row):.0%})",
             f"{row['sample/env_steps_per_sec'] or 0:,.0f}/s",
             duration(row["time_sec"]),
         ]
-        if left(row, self.total):
-            head.append(f"{left(row, self.total)} left")
+        if left := self.end.left(row):
+            head.append(f"{left} left")
         title, counts = (
             Text(text, style=style, no_wrap=True, overflow="ellipsis")
             for text, style in ((self.title, "bold"), ("   ".join(head), ""))
         )
         # A bar does not end its line, and what follows it would be cropped. The row of a table does.
         bar = Table.grid(expand=True)
-        bar.add_row(ProgressBar(total=self.total, completed=min(row["env_steps"], self.total)))
+        bar.add_row(ProgressBar(total=1.0, completed=self.end.share(row)))
         grid = Table.grid(padding=(0, 2))
         cells = [
             (label.format(window=self.window), f"{row[name]:.0%}" if name.endswith(SHARES) else f"{row[name]:,.4g}")
@@ -163,11 +178,11 @@ class Live:
         self.live.stop()
 
 
-def console(total: int, title: str, window: int) -> Lines | Live:
+def console(end: End, title: str, window: int) -> Lines | Live:
     """The logger that suits standard output: a live view on a terminal, plain lines elsewhere."""
     if sys.stdout.isatty():
         from rich.console import Console as RichConsole
 
         if RichConsole().is_terminal and not RichConsole().is_dumb_terminal:
-            return Live(total, title, window)
-    return Lines(total)
+            return Live(end, title, window)
+    return Lines(end)

@@ -32,7 +32,7 @@ from rlrun.core.schedule import Clock
 from rlrun.core.signals import Signals
 from rlrun.core.watchdog import Watchdog
 from rlrun.dataflow.workers import cool, start_within, warm
-from rlrun.loggers.console import console, say
+from rlrun.loggers.console import End, console, say
 from rlrun.loggers.histograms import Histograms
 from rlrun.loggers.imagined import Imagining
 from rlrun.loggers.jsonl import Jsonl
@@ -347,7 +347,8 @@ def _loggers(config: Typed, path: Path, resume_at: int | None, shown: bool) -> S
     slow: dict = {}
     if "console" in chosen and shown:
         title = f"{config.algorithm_name} on {config.env.name}, seed {config.run.seed}"
-        direct.append(console(config.run.env_steps, title, config.run.episode_window))
+        end = End(config.run.env_steps, config.run.stop.wall_sec)
+        direct.append(console(end, title, config.run.episode_window))
     if "tensorboard" in chosen:
         slow["tensorboard"] = lambda: TensorBoard(path, resume_at)
     return Sinks(direct, slow)

@@ -15,7 +15,7 @@ from wired import checked
 from rlrun.cli import _dispatch
 from rlrun.config.run import type_config
 from rlrun.config.types import save_yaml
-from rlrun.loggers.console import Lines, console, duration, say
+from rlrun.loggers.console import End, Lines, console, duration, say
 from rlrun.loggers.sinks import Sinks
 from rlrun.runtime import session
 from rlrun.runtime.rundir import RunDir
@@ -231,17 +231,26 @@ def test_lines_off_a_terminal(capsys):
         "sample/episodes": 0,
         "learn/entropy": 0.5,
     }
-    made = console(1000, "impala on Pong", 100)
+    made = console(End(1000), "impala on Pong", 100)
     assert isinstance(made, Lines)
     made.log(row)
     assert "500/1,000 steps" in (out := capsys.readouterr().out) and "no finished episode" in out and "left 5s" in out
     assert [duration(s) for s in (5, 65, 3725)] == ["5s", "1m05s", "1h02m"]
 
 
+def test_a_time_limit_counts_where_it_ends_the_run_sooner():
+    row = {"env_steps": 500, "time_sec": 60.0, "sample/env_steps_per_sec": 100.0}
+    assert (End(1000).left(row), End(1000).share(row)) == ("5s", 0.5)
+    assert (End(1000, 63.0).left(row), End(1000, 63.0).share(row)) == ("3s", 60 / 63)
+    assert (End(1000, 600.0).left(row), End(1000, 600.0).share(row)) == ("5s", 0.5)
+    assert End(1000, 600.0).left(row | {"sample/env_steps_per_sec": None}) == "9m00s", "it is known without a speed"
+    assert End(1000, 50.0).left(row) == "" and End(1000, 50.0).share(row) == 1.0
+
+
 VIEW = """
 import time
-from rlrun.loggers.console import Live, console
-live = console(1000, "impala on Pong, seed 0", 100)
+from rlrun.loggers.console import End, Live, console
+live = console(End(1000), "impala on Pong, seed 0", 100)
 assert isinstance(live, Live)
 row = {
     "env_steps": 250, "time_sec": 65.0, "sample/env_steps_per_sec": 100.0, "sample/return_mean": -17.25,
@@ -287,7 +296,7 @@ def test_nothing_is_left_behind_where_the_terminal_is_resized(widths):
 
 
 def test_the_head_fits_80_columns():
-    code = VIEW.replace("impala on Pong, seed 0", LONG).replace("console(1000", "console(100_000_000_000")
+    code = VIEW.replace("impala on Pong, seed 0", LONG).replace("End(1000", "End(100_000_000_000")
     lines = str(shown([sys.executable, "-c", code], 80)).splitlines()
     assert lines[1].startswith("apex_ddpg on my_package") and lines[1].endswith("\u2026")
     assert lines[2].startswith("1,000 of 100,000,000,000 env steps (0%)   100/s   1m05s") and lines[2].endswith("left")
@@ -309,7 +318,7 @@ def test_a_run_in_a_terminal_ends_with_its_return_on_the_screen(tmp_path):
 
 
 def test_lines_are_few_and_the_last_row_is_among_them(capsys):
-    made = console(1000, "impala on Pong", 100)
+    made = console(End(1000), "impala on Pong", 100)
     row = {"time_sec": 1.0, "sample/env_steps_per_sec": 10.0, "sample/return_mean": 1.0, "sample/episodes": 1}
     for steps in range(100):
         made.log({**row, "env_steps": steps, **({"eval/return_mean": 5.0} if steps == 50 else {})})
