@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import os
+import re
 import sysconfig
 import traceback
 from collections.abc import Iterable
@@ -74,6 +75,32 @@ def refused(error: BaseException) -> str | None:
     return f"{where}{_REFUSED[error.errno]}"
 
 
+def without_memory(error: BaseException) -> str | None:
+    """Returns a sentence for an error by which memory is refused to PyTorch or NumPy, or None for any other error."""
+    text = " ".join(str(error).split())
+    on_gpu = type(error).__name__ == "OutOfMemoryError"  # torch's, for a GPU
+    if not on_gpu and not isinstance(error, MemoryError) and "you tried to allocate" not in text:
+        return None
+    size = _ALLOCATED.search(text)
+    asked = "" if size is None else f" for the {_gib(*size.groups())} that were asked for"
+    return (
+        f"the {'GPU' if on_gpu else 'machine'} has not enough memory{asked}: make the networks, the batches"
+        " (algo.batch_size) or the replay (replay.capacity) smaller, or take fewer environments"
+    )
+
+
+# How PyTorch and NumPy say how much they asked for: "you tried to allocate 4000000000000 bytes", "Tried to allocate
+# 20.00 GiB", "Unable to allocate 7.28 TiB for an array".
+_ALLOCATED = re.compile(r"(?:tried|Tried|Unable) to allocate ([\d.]+) (bytes|[KMGTPE]iB)")
+
+
+def _gib(number: str, unit: str) -> str:
+    """A size as text, such as 3,725 GiB."""
+    powers = {"bytes": -3, "KiB": -2, "MiB": -1, "GiB": 0, "TiB": 1, "PiB": 2, "EiB": 3}
+    size = float(number) * 1024.0 ** powers[unit]
+    return f"{size:,.0f} GiB" if size >= 10 else f"{size:.2g} GiB"
+
+
 def told(error: BaseException, *ours: str) -> str:
     """Returns an exception of the user's code as part of a sentence: its kind, its message and the line that raised it.
 
@@ -112,7 +139,7 @@ def explained(error: BaseException) -> str:
 
     With --traceback the traceback follows, of the process in which the error was raised."""
     has_sentence = isinstance(error, UserError | RunFailed | EnvError | KeyboardInterrupt)
-    said = str(error) if has_sentence else refused(error) or told(error)
+    said = str(error) if has_sentence else refused(error) or without_memory(error) or told(error)
     if tracebacks_shown():
         carried = "\nTraceback" in said  # it comes from another process
         return said if carried else f"{said}\n{''.join(traceback.format_exception(_whole(error))).rstrip()}"

@@ -3,10 +3,12 @@
 import sys
 import types
 
+import numpy as np
 import pytest
+import torch
 
 from rlrun import cli
-from rlrun.core.errors import UserError, explained, told
+from rlrun.core.errors import UserError, explained, told, without_memory
 from rlrun.core.restarts import Restarts
 
 
@@ -73,3 +75,21 @@ def test_a_traceback_shows_what_a_sentence_was_made_from(monkeypatch):
 
     said = explained(raised(hide))
     assert said.startswith("it does not fit\nTraceback") and "KeyError: 'x'" in said
+
+
+@pytest.mark.parametrize(
+    "ask, said",
+    [
+        (lambda: torch.zeros(2**50), "the machine has not enough memory for the 4,194,304 GiB that were asked for"),
+        (lambda: np.empty(2**54), "the machine has not enough memory for the 134,217,728 GiB that were asked for"),
+    ],
+)
+def test_memory_that_there_is_not_is_a_sentence(ask, said):
+    error = raised(ask)
+    assert without_memory(error) is not None and f"{said}: make the networks" in explained(error)
+
+
+def test_a_gpus_memory_is_named():
+    error = torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total of 79 GiB.")
+    assert explained(error).startswith("the GPU has not enough memory for the 20 GiB that were asked for: make")
+    assert without_memory(RuntimeError("CUDA error: device-side assert triggered")) is None
