@@ -176,11 +176,21 @@ def search(words: list[str], space: Any, own: list[str], flags: dict[str, Any]) 
     first = [f"{key}={values[0]}" for key, values in space.choices.items()]
     first += [f"{key}={int(one.low) if one.whole else one.text(one.low)}" for key, one in space.intervals.items()]
     check_free(flags, MADE_BY_PBT if kind == "pbt" else MADE_BY_TRIALS)
-    config = JobCheck(plans=jobs_run_here(flags), compares=True)([*own, *space.fixed, *first], "at the lowest values")
+    check = JobCheck(plans=jobs_run_here(flags), compares=True)
+    config = check([*own, *space.fixed, *first], "at the lowest values")
     if kind == "pbt":
+        from rlrun.commands.sweep_check import check_changes
         from rlrun.experiments.population import fits
 
         fits(space, config, trials, flags["--every"])
+        ends = {
+            key: [str(int(end)) if one.whole else one.text(end) for end in (one.low, one.high)]
+            for key, one in space.intervals.items()
+        }
+        check_changes(
+            lambda key, value: check([*own, *space.fixed, *first, f"{key}={value}"], f"with {key}={value}"),
+            {**space.choices, **ends},
+        )
     said = {
         "kind": kind,
         "trials": trials,
@@ -392,8 +402,8 @@ def work(folder: Path, flags: dict[str, Any]) -> int:
     if pool.signal is not None:
         print(f"{resume_words(folder)} goes on", flush=True)
         return 128 + pool.signal
-    # A search has learnt from the jobs that failed, and goes on with those that were interrupted.
-    left = [outcome for outcome in unfinished if record.search is None or outcome.status == "INTERRUPTED"]
+    # A search has learnt from the jobs that failed, and goes on with those that were interrupted or lost.
+    left = [one for one in unfinished if record.search is None or one.status == "INTERRUPTED" or one.lost]
     if left:
         print(f"{resume_words(folder)} goes on with {len(left)} of {len(outcomes)} jobs", flush=True)
     return 1 if unfinished else 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlrun.cli import compose
@@ -76,16 +76,62 @@ def checked(words: Sequence[str], name: str, planned: set[str] | None = None) ->
 
 
 def plan_key(values: dict[str, Any]) -> str:
-    """The options of a job without its seed and without fractions such as algo.lr, on which no plan depends. A plan
-    takes half a second, and three with Atari's images, which is too long for each job of a large grid."""
+    """The options of a job without its seed and with only the signs of fractions such as algo.lr: no plan depends on
+    more, but an option that is 0 may leave others without a use. A plan takes half a second, and three with Atari's
+    images, which is too long for each job of a large grid."""
     from rlrun.loggers.mlflow import flatten
 
     options = {
-        key: "a fraction" if key.startswith("algo.") and isinstance(value, float) else value
+        key: f"a fraction, {value > 0}, {value == 0}" if key.startswith("algo.") and isinstance(value, float) else value
         for key, value in flatten(values)
         if key != "seed"
     }
     return json.dumps(options, sort_keys=True, default=str)
+
+
+def check_changes(jobs: Callable[[str, str], dict[str, Any]], changes: Mapping[str, Sequence[str]]) -> None:
+    """UserError where members of a population could not change these options while they train.
+
+    jobs(key, value) returns the plain config of a member with this value. changes: values of every option to be tried;
+    what a run saves must not depend on them, because members copy it from each other."""
+    for key, values in changes.items():
+        begun = [state_at_the_start(jobs(key, value)) for value in values]
+        first = begun[0]
+        for value, other in zip(values, begun, strict=True):
+            if {name: x.shape for name, x in first.items()} != {name: x.shape for name, x in other.items()}:
+                raise UserError(
+                    f"{key}: networks with {values[0]} and with {value} have other shapes, so that no member could copy"
+                    " the other's weights; try them with --search tpe or a grid"
+                )
+            if not all(torch_equal(x, other[name]) for name, x in first.items()):
+                raise UserError(
+                    f"{key} says where a run begins, and a member that copies another goes on from what that one has"
+                    " come to; try values with --search tpe or a grid"
+                )
+
+
+def state_at_the_start(values: dict[str, Any]) -> dict[str, Any]:
+    """The tensors with which the learner of a run begins, by name."""
+    import copy
+
+    from rlrun.commands.train import planned_here
+    from rlrun.config.run import type_config
+    from rlrun.core.ranks import Ranks
+    from rlrun.runtime.build import build
+    from rlrun.runtime.cluster import machine_for
+
+    config = copy.deepcopy(values)
+    config["resources"] |= {"device": "cpu", "ray": None}
+    plan = planned_here(config, machine_for(type_config(config)), {}, [], False)
+    parts = build(plan, Ranks(world=plan.learners_in_lockstep))
+    parts.callbacks = []
+    return dict(parts.algorithm().state_dict())
+
+
+def torch_equal(one: Any, other: Any) -> bool:
+    import torch
+
+    return torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other
 
 
 def check_plan(values: dict[str, Any], given: dict[str, Any], auto: bool) -> None:

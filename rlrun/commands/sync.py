@@ -9,6 +9,7 @@ store, or one that did not log to MLflow. --trust is for runs from elsewhere who
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -75,6 +76,9 @@ def sync(place: Path, given: dict[str, Any], trusted: bool) -> Iterator[tuple[Pa
         if record.mlflow is not None:
             record = record._replace(mlflow={**record.mlflow, **{key.split(".")[-1]: v for key, v in given.items()}})
         outcomes = [known(job) for job in record.jobs]
+        ended = statuses(place)
+        for one in outcomes:
+            one.status = ended.get(one.job.name, one.status) if one.status == "WAITING" else one.status
         try:
             parent = Parent(record, place, later=True)
             if parent.client is not None and not parent.ended:
@@ -88,6 +92,16 @@ def sync(place: Path, given: dict[str, Any], trusted: bool) -> Iterator[tuple[Pa
         for job in record.jobs:
             if (job.run_dir / "config.yaml").is_file():
                 yield job.run_dir, _attempt(Target(job.run_dir, parent.run_id), given, trusted)
+
+
+def statuses(sweep: Path) -> dict[str, str]:
+    """How the jobs of a sweep ended when it was last run, by name: failed ones and pruned ones will not run again by
+    themselves, although they have no result."""
+    try:
+        said = json.loads((sweep / "outcomes.json").read_text())
+        return {str(one["name"]): str(one["status"]) for one in said if one["status"] in ("FAILED", "PRUNED")}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def _attempt(target: Target, given: dict[str, Any], trusted: bool) -> str | Exception:

@@ -16,7 +16,7 @@ from rlrun.config.signature import sign, signed
 from rlrun.config.types import MissingOption, load_yaml, plain, save_yaml
 from rlrun.config.unused import changed
 from rlrun.core.errors import UserError
-from rlrun.core.passwords import masked_values
+from rlrun.core.passwords import check_known, masked_values
 from rlrun.core.plugins import allow, is_path, modules_in
 from rlrun.core.saved_files import check_run_config
 
@@ -42,6 +42,7 @@ def saved_config(run_dir: Path, trusted: bool = False) -> dict[str, Any]:
     path = run_dir / "config.yaml"
     values = load_yaml(path)
     check_run_config(values, path)
+    check_known(values, str(path))
     own = trusted or signed(path)
     if own:
         allow(modules_in(values))

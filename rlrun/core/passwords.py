@@ -13,25 +13,52 @@ WHOLE = "RLRUN_MLFLOW_URI"  # the environment variable with the whole address, w
 _USER = re.compile(r"://[^\s'\"]*@")  # up to the last @ of a word, because a password may contain / and @
 _QUERY = re.compile(r"(://[^\s'\"?]*\?)([^\s'\"]+)")
 _PLAIN = ("sslmode", "charset", "connect_timeout")  # values of a query that are no secrets
+# Names of a query whose values are secrets, in addresses that are not MLflow's.
+_SECRET = re.compile(r"pass|pwd|secret|token|key|sig|auth|cred", re.IGNORECASE)
+_URI = "logger.mlflow.uri="
+_LOST = re.compile(r"://\*\*\*@|[?&][^=\s]*=\*\*\*")
 
 
-def masked(text: str) -> str:
-    """Returns the text with *** in place of users, passwords and secrets in its addresses."""
+def masked(text: str, mlflow: bool = True) -> str:
+    """Returns the text with *** in place of users, passwords and secrets in its addresses.
+
+    mlflow: whether any value of an address' query counts as a secret, as in MLflow's; otherwise its name decides,
+    because what other options say must stay as it is, as in http://host/game?level=3."""
+
+    def plain(name: str) -> bool:
+        return name in _PLAIN if mlflow else not _SECRET.search(name)
 
     def query(found: re.Match) -> str:
         pairs = (pair.partition("=") for pair in found[2].split("&"))
-        return found[1] + "&".join(f"{name}={value if name in _PLAIN else HIDDEN}" for name, _, value in pairs)
+        return found[1] + "&".join(f"{name}{eq}{value if plain(name) else HIDDEN}" for name, eq, value in pairs)
 
     return _QUERY.sub(query, _USER.sub(f"://{HIDDEN}@", text))
 
 
-def masked_values(values: Any) -> Any:
-    """Returns a config, or any part of one, without passwords."""
+def masked_values(values: Any, name: str = "") -> Any:
+    """Returns a config, or any part of one, without passwords. name: that of the option that has these values."""
     if isinstance(values, dict):
-        return {name: masked_values(value) for name, value in values.items()}
+        return {name: masked_values(value, name) for name, value in values.items()}
     if isinstance(values, list | tuple):
-        return [masked_values(value) for value in values]
-    return masked(values) if isinstance(values, str) else values
+        return [masked_values(value, name) for value in values]
+    return masked(values, name == "uri" or _URI in values) if isinstance(values, str) else values
+
+
+def check_known(values: Any, where: str, name: str = "") -> None:
+    """Raises UserError if a saved config, or a part of one, lacks a password that is not MLflow's, which whole() finds.
+
+    where: the file, for the message."""
+    if isinstance(values, dict):
+        for key, value in values.items():
+            check_known(value, where, f"{name}.{key}".lstrip("."))
+    elif isinstance(values, list | tuple):
+        for value in values:
+            check_known(value, where, name)
+    elif isinstance(values, str) and _LOST.search(values) and name != _URI[:-1] and _URI not in values:
+        raise UserError(
+            f"{name or values} had a password or a secret in its address, which rlrun does not save, so that {where}"
+            " cannot be run from: let your own code read it from an environment variable"
+        )
 
 
 def whole(uri: str | None) -> str | None:

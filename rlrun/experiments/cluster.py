@@ -13,7 +13,7 @@ from typing import Any
 
 from rlrun.core.errors import UserError, closest
 from rlrun.core.installing import install_line
-from rlrun.experiments.jobs import Place, TrainingJob, command_of
+from rlrun.experiments.jobs import LOST, Place, TrainingJob, command_of
 
 CLUSTERS = ("slurm", "ray", "local")
 # These are submitit's own parameters; all others are SLURM's.
@@ -70,11 +70,11 @@ class Queued:
         self.handle.cancel(check=False)
 
     def wait(self) -> int:
-        """The job's exit code, or 1 where the queue lost the job or ended it."""
+        """The job's exit code, or LOST where the queue lost the job or ended it."""
         try:
             return int(self.handle.result())
         except Exception:  # submitit has its own exceptions: the job was cancelled, preempted or out of memory
-            return 1
+            return LOST
 
 
 class Queue:

@@ -5,6 +5,7 @@ A job that fails, hangs or is killed never stops the others.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from rlrun.core.errors import UserError
+from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.run_lock import held, holder
 from rlrun.core.saved_files import check_run_config, read_summary
 from rlrun.machine.machine import cores
@@ -27,6 +28,7 @@ POLL_SEC = 0.2
 LOOK_SEC = 2.0  # seconds between two looks at a job's progress
 GRACE_SEC = 180.0  # seconds that a job gets to save and end before it is killed
 DONE = ("COMPLETED", "STOPPED")  # the statuses of a run that has nothing left to do
+LOST = 255  # the exit code of a job that a queue has ended, or whose machine was lost; no job of rlrun's has it
 
 
 class Place(NamedTuple):
@@ -40,7 +42,8 @@ def gpus() -> list[str]:
     """The visible GPUs, by the names that CUDA_VISIBLE_DEVICES takes."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        return [name for name in visible.split(",") if name]
+        # A negative number hides itself and all that follow it (CUDA's programming guide).
+        return list(itertools.takewhile(lambda name: not name.startswith("-"), filter(None, visible.split(","))))
     import torch
 
     return [str(index) for index in range(torch.cuda.device_count())]
@@ -85,6 +88,7 @@ class Outcome:
     reason: str = ""
     row: dict[str, Any] = field(default_factory=dict)  # the last row of progress.jsonl
     summary: dict[str, Any] = field(default_factory=dict)
+    lost: bool = False  # whether it failed because its machine or its queue did
 
     @property
     def return_mean(self) -> float | None:
@@ -229,14 +233,37 @@ class Pool:
                     break
                 self.view.show(self.outcomes)
                 time.sleep(POLL_SEC)
+        except BrokenPipeError:  # as in `rlrun sweep ... | head`
+            self._end()
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            raise RunFailed("what is printed here is read no more, so the jobs were asked to save and to end") from None
+        except BaseException:  # a full disk, for example, is no reason to lose what the jobs have learnt
+            self._end()
+            raise
         finally:
-            for one in self.running:
-                one.process.kill()
-                one.process.wait()
             for number, handler in before.items():
                 signal.signal(number, handler)
             self.view.close(self.outcomes)
         return self.outcomes
+
+    def _end(self) -> None:
+        """Asks the running jobs to save and to end, and kills those that take longer than GRACE_SEC. The supply is not
+        told, because it may be what failed; a resumed sweep reads from the runs how they ended."""
+        for one in self.running:
+            if one.asked is None:
+                one.process.send_signal(signal.SIGTERM)
+        end = time.monotonic() + GRACE_SEC
+        for one in self.running:
+            while (code := one.process.poll()) is None:
+                if self.again or time.monotonic() > end:
+                    one.process.kill()
+                    code = one.process.wait()
+                    break
+                time.sleep(POLL_SEC)
+            settle(one.outcome, code, one.before)
+            if code < 0 or code == LOST:
+                one.outcome.status = "INTERRUPTED"
+        self.running.clear()
 
     def _on_signal(self, number: int, frame: Any) -> None:
         self.again = self.interrupted
@@ -248,7 +275,7 @@ class Pool:
         if outcome is None:
             outcome = Outcome(job=job)
             self.outcomes.append(outcome)
-        outcome.status, outcome.reason, outcome.summary = "RUNNING", "", {}
+        outcome.status, outcome.reason, outcome.summary, outcome.lost = "RUNNING", "", {}, False
         job.log.parent.mkdir(parents=True, exist_ok=True)
         before = version(job.run_dir)
         self.running.append(_Running(outcome, self.starter(job, place), place, time.monotonic(), before))
@@ -260,7 +287,10 @@ class Pool:
             self.free.append(one.place)
             outcome.row = last_row(outcome.job.run_dir) or outcome.row
             settle(outcome, code, one.before)
-            if one.asked is not None and code < 0:  # it was not handling signals yet, or took too long to save
+            saved = outcome.summary.get("status") == "INTERRUPTED"  # whatever the queue says of a job that it cancelled
+            outcome.lost = code == LOST and not saved
+            # It was asked to end, and it saved, was not handling signals yet, or took too long.
+            if one.asked is not None and (saved or outcome.lost or code < 0):
                 outcome.status = "INTERRUPTED"
             if one.pruned and outcome.status == "INTERRUPTED":
                 outcome.status, outcome.reason = "PRUNED", "other runs did better after as many env steps"
@@ -392,12 +422,13 @@ def settle(outcome: Outcome, code: int | None, before: tuple[int, int] | None = 
         outcome.reason = last_line(outcome.job.log)
 
 
-def last_row(run_dir: Path) -> dict[str, Any] | None:
-    """The last whole row of progress.jsonl, read from the end of the file; None where there is none."""
+def last_row(run_dir: Path, having: str | None = None) -> dict[str, Any] | None:
+    """The last whole row of progress.jsonl, read from the end of the file; None where there is none. having: a value
+    that the row must have."""
     try:
         with (run_dir / "progress.jsonl").open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - 16384))
+            file.seek(max(0, size - (16384 if having is None else 2**20)))
             lines = file.read().split(b"\n")
     except OSError:
         return None
@@ -406,7 +437,7 @@ def last_row(run_dir: Path) -> dict[str, Any] | None:
             row = json.loads(line)
         except ValueError:
             continue
-        if isinstance(row, dict):
+        if isinstance(row, dict) and (having is None or row.get(having) is not None):
             return row
     return None
 

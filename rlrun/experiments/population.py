@@ -29,7 +29,7 @@ from rlrun.config.types import load_yaml
 from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError
 from rlrun.experiments.grid import Interval, Space
-from rlrun.experiments.jobs import DONE, Outcome, TrainingJob, checkpoints
+from rlrun.experiments.jobs import DONE, Outcome, TrainingJob, checkpoints, summary_of
 from rlrun.experiments.record import job_in
 
 # The share of the population that is replaced, and the share that is copied (section 3: truncation selection).
@@ -344,6 +344,9 @@ def take_over(winner: Path, loser: Path, values: dict[str, Any]) -> None:
     try:
         fresh.rename(own)
         save_config(config, loser)
+        # Its return is that of the weights that are gone. What is resumed and has nothing left to do would keep it.
+        if (summary := summary_of(loser)).get("status") in DONE:
+            write_atomically(loser / "summary.json", json.dumps(summary | {"status": "INTERRUPTED"}, indent=1) + "\n")
     except OSError:
         shutil.rmtree(own, ignore_errors=True)
         old.rename(own)

@@ -21,7 +21,7 @@ from rlrun.config.paths import group_defaults
 from rlrun.config.types import typed
 from rlrun.core.errors import RunFailed, UserError, closest
 from rlrun.core.ranges import Count, NotNegative
-from rlrun.experiments.jobs import Place, TrainingJob, command_of
+from rlrun.experiments.jobs import LOST, Place, TrainingJob, command_of
 from rlrun.machine.machine import cores
 from rlrun.machine.nodes import RayConfig, simulated
 from rlrun.version import sources
@@ -79,7 +79,7 @@ class RayJob:
         try:
             said = self.engine.get(self.answer)
         except (HostLost, RunFailed) as error:
-            return self._failed(f"{self.log.stem} was lost: {error}")
+            return self._failed(f"{self.log.stem} was lost: {error}", LOST)
         if self.begun and said is not None:
             return self._ended(int(said))
         if not self.begun and said is not None:
@@ -104,10 +104,10 @@ class RayJob:
             time.sleep(0.1)
         return code
 
-    def _failed(self, sentence: str) -> int:
+    def _failed(self, sentence: str, code: int = 1) -> int:
         with self.log.open("a") as log:
             log.write(f"rlrun: {sentence}\n")
-        return self._ended(1)
+        return self._ended(code)
 
     def _ended(self, code: int) -> int:
         self.code = code

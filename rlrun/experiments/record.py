@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 from rlrun.config.signature import sign, signed
 from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError, check_name
-from rlrun.core.passwords import masked, masked_values, whole
+from rlrun.core.passwords import check_known, masked, masked_values, whole
 from rlrun.core.plugins import TRUST
 from rlrun.experiments.jobs import DONE, Outcome, TrainingJob
 
 FORMAT = 1
+STATUSES = ("COMPLETED", "STOPPED", "INTERRUPTED", "FAILED", "PRUNED", "WAITING")
 
 
 class Record(NamedTuple):
@@ -37,13 +38,14 @@ def write(
     config: dict[str, Any],
     search: dict[str, Any] | None = None,
 ) -> None:
-    """Writes sweep.json. config is that of the first job."""
+    """Writes sweep.json. config is that of the first job. UserError where jobs need a password, which is not saved."""
     from rlrun.runtime.rundir import command_line, git_commit, hardware, started_at, versions
 
+    check_known([masked_values(list(job)) for _, job in jobs], str(folder / "sweep.json"))
     mlflow = (config.get("logger") or {}).get("mlflow") or {"enabled": False}
     store = (
         {
-            "uri": masked_values(mlflow["uri"]),
+            "uri": masked_values(mlflow["uri"], "uri"),
             "experiment": mlflow["experiment"],
             "root": str(Path(config["runs_root"]).resolve()),
         }
@@ -103,6 +105,12 @@ def add(folder: Path, job: TrainingJob) -> None:
         _write(folder, said)
 
 
+def logs_to_mlflow(words: Sequence[str]) -> bool:
+    """Whether a job that names its loggers names MLflow; the others are as the first job, which does."""
+    chosen = [word.partition("=")[2] for word in words if word.startswith("logger=")]
+    return not chosen or "mlflow" in chosen[-1]
+
+
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
     """Locks a sweep's directory for one process at a time. UserError where another process has it."""
@@ -138,6 +146,9 @@ class Parent:
                 whole(record.mlflow["uri"]), Path(record.mlflow["root"]), record.mlflow["experiment"]
             )
             known = json.loads(memory.read_text()) if memory.exists() else {}
+            self.uri = masked_values(record.mlflow["uri"], "uri")
+            if known.get("uri", self.uri) != self.uri:
+                known = {}  # rlrun sync sends it to another store, which does not have it
             self.ended = bool(known.get("ended"))
             if "run_id" in known:
                 self.run_id = str(known["run_id"])
@@ -145,7 +156,7 @@ class Parent:
                     self.client.update_run(self.run_id, status="RUNNING")
             else:
                 self.run_id = self.client.create_run(experiment, run_name=f"sweep {folder.name}").info.run_id
-                memory.write_text(json.dumps({"run_id": self.run_id}))
+                self._remember(False)
                 self.client.set_tag(self.run_id, "rlrun.command", record.command)
             self.client.log_artifact(self.run_id, str(folder / "sweep.json"))
         except Exception as error:  # each server has its own exceptions
@@ -163,14 +174,20 @@ class Parent:
         """The job with a word that puts its MLflow run under this one."""
         if self.client is None:
             return job
+        if not logs_to_mlflow(job.words):
+            return job
         return replace(job, words=(*job.words, f"logger.mlflow.parent={self.run_id}"))
+
+    def _remember(self, ended: bool) -> None:
+        known = {"run_id": self.run_id, "uri": self.uri, "ended": ended}
+        (self.folder / "mlflow.json").write_text(json.dumps(known))
 
     def close(self, outcomes: Sequence[Outcome], interrupted: bool) -> None:
         if self.client is None:
             return
         failed = any(outcome.status == "FAILED" for outcome in outcomes)
         try:
-            for status in {outcome.status for outcome in outcomes}:
+            for status in STATUSES:  # also those that no job has any more
                 self.client.log_metric(
                     self.run_id, f"jobs/{status.lower()}", sum(outcome.status == status for outcome in outcomes)
                 )
@@ -182,7 +199,6 @@ class Parent:
             if best:
                 self.client.log_metric(self.run_id, "jobs/best_return_mean", max(best))
             self.client.set_terminated(self.run_id, "KILLED" if interrupted else "FAILED" if failed else "FINISHED")
-            memory = {"run_id": self.run_id, "ended": not interrupted}
-            (self.folder / "mlflow.json").write_text(json.dumps(memory))
+            self._remember(not interrupted)
         except Exception as error:
             print(f"  mlflow: {type(error).__name__}: the sweep's run could not be marked as ended", flush=True)

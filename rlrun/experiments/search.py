@@ -7,6 +7,7 @@ The study is a journal of JSON lines in the sweep's directory, so that a search 
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 from rlrun.core.errors import UserError
 from rlrun.core.installing import install_line
 from rlrun.experiments.grid import Space, Variation, job_name
-from rlrun.experiments.jobs import DONE, Outcome, TrainingJob
+from rlrun.experiments.jobs import DONE, Outcome, TrainingJob, last_row
 from rlrun.experiments.record import job_in
 
 METHODS = ("random", "tpe")
@@ -32,6 +33,23 @@ def optuna() -> Any:
         raise UserError(f"--search needs Optuna: {install_line('search')}") from None
     logging.getLogger("optuna").setLevel(logging.WARNING)
     return found
+
+
+def journal(path: Path) -> Any:
+    """Optuna's storage in a file of JSON lines. UserError where the file cannot be read.
+
+    A last line that was cut, as by a full disk, is removed: Optuna would append the next one to it."""
+    path = path.resolve()  # Optuna locks with a link to this path, which it would never find where it is relative
+    if path.exists():
+        whole = path.read_bytes()
+        if (kept := whole.rfind(b"\n") + 1) < len(whole):
+            os.truncate(path, kept)
+            print(f"  the last line of {path} was cut short, and is removed", flush=True)
+    storages = optuna().storages
+    try:
+        return storages.JournalStorage(storages.journal.JournalFileBackend(str(path)))
+    except (ValueError, KeyError) as error:
+        raise UserError(f"{path} is damaged: {error}") from None
 
 
 class Trials:
@@ -64,7 +82,7 @@ class Trials:
         )
         self.rung = max(1.0, env_steps / RUNGS)
         self.reported: dict[int, int] = {}  # trial number -> the last rung that was reported to the study
-        storage = found.storages.JournalStorage(found.storages.journal.JournalFileBackend(str(folder / "study.jsonl")))
+        storage = journal(folder / "study.jsonl")
         samplers = {"random": found.samplers.RandomSampler, "tpe": found.samplers.TPESampler}
         # constant_liar keeps runs side by side apart. Optuna calls it experimental at every search.
         options = {"n_startup_trials": STARTUP_TRIALS, "constant_liar": True} if method == "tpe" else {}
@@ -90,25 +108,19 @@ class Trials:
         self.again: list[tuple[Any, TrainingJob]] = []  # jobs of an earlier session that the study has no result for
         for frozen in self.study.trials:
             if frozen.state == found.trial.TrialState.RUNNING:
+                self.reported[frozen.number] = max(frozen.intermediate_values, default=0)
                 trial = found.trial.Trial(self.study, frozen._trial_id)
-                self.again.append(
-                    (
-                        trial,
-                        self._job(
-                            frozen.number,
-                            [Variation(key, self._text(key, value)) for key, value in self._known(frozen.params)],
-                        ),
-                    )
-                )
+                self._check_known(frozen.params)
+                # The trial has its values, but for those that were not drawn yet when a session was killed.
+                self.again.append((trial, self._job(frozen.number, self._draw(trial))))
 
-    def _known(self, params: dict[str, Any]) -> list[tuple[str, Any]]:
-        """Returns the parameters of a trial of the journal. Raises UserError if they lie outside the space."""
+    def _check_known(self, params: dict[str, Any]) -> None:
+        """Raises UserError if the parameters of a trial of the journal lie outside the space."""
         for key, value in params.items():
             interval, choices = self.space.intervals.get(key), self.space.choices.get(key, ())
             inside = interval is not None and isinstance(value, int | float) and interval.low <= value <= interval.high
             if not inside and value not in choices:
                 raise UserError(f"{self.folder / 'study.jsonl'} has {key}={value}, which this search does not contain")
-        return list(params.items())
 
     def _text(self, key: str, value: Any) -> str:
         return self.space.intervals[key].text(value) if isinstance(value, float) else str(value)
@@ -150,11 +162,16 @@ class Trials:
         return None
 
     def look(self, outcome: Outcome) -> bool:
-        # Runs that learn from data play no games but those of evaluations.
-        mean = outcome.row.get("sample/return_mean", outcome.row.get("eval/return_mean"))
-        rung = int(outcome.row.get("env_steps", 0) / self.rung)
+        if not self.prune:
+            return False
+        row, mean = outcome.row, outcome.row.get("sample/return_mean")
+        if mean is None:  # runs that learn from data play no games but those of evaluations
+            if row.get("eval/return_mean") is None:
+                row = last_row(outcome.job.run_dir, "eval/return_mean") or {}
+            mean = row.get("eval/return_mean")
+        rung = int(row.get("env_steps", 0) / self.rung)
         trial = self.trials[outcome.job.name]
-        if not self.prune or mean is None or rung <= self.reported.get(trial.number, 0):
+        if mean is None or rung <= self.reported.get(trial.number, 0):
             return False
         self.reported[trial.number] = rung
         trial.report(mean, rung)
@@ -167,7 +184,7 @@ class Trials:
             self.study.tell(trial, outcome.return_mean)
         elif outcome.status == "PRUNED":
             self.study.tell(trial, state=state.PRUNED)
-        elif outcome.status != "INTERRUPTED":  # interrupted runs go on in the next session
+        elif outcome.status != "INTERRUPTED" and not outcome.lost:  # those go on in the next session
             self.study.tell(trial, state=state.FAIL)
 
     def status(self, name: str) -> str | None:

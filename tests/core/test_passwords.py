@@ -6,7 +6,7 @@ import pytest
 
 from rlrun.cli import _dispatch
 from rlrun.core.errors import UserError
-from rlrun.core.passwords import WHOLE, masked, whole
+from rlrun.core.passwords import WHOLE, check_known, masked, masked_values, whole
 
 URI = "http://me:S3cret%2F@127.0.0.1:9/x"
 
@@ -19,6 +19,19 @@ def test_passwords_are_masked_in_any_text():
     assert masked(asked) == "mssql://host/db?pwd=***&access_token=***&odbc_connect=***&sslmode=require"
     for plain in ("sqlite:////tmp/mlflow.db", "http://host:5000/a", "my_package.envs:Maze-v0", "lr=[[0,1e-3]]"):
         assert masked(plain) == plain
+
+
+def test_addresses_of_other_options_keep_what_is_no_secret():
+    """A job of a sweep runs from sweep.json, and a resumed run from config.yaml."""
+    mine = {"env": {"kwargs": {"url": "http://host:8000/game?level=3&sign=x"}}}
+    assert masked_values(mine) == mine | {"env": {"kwargs": {"url": "http://host:8000/game?level=3&sign=***"}}}
+    words = ["env.kwargs.url=http://host/game?level=3", "logger.mlflow.uri=mssql://host/db?level=3"]
+    assert masked_values(words) == [words[0], "logger.mlflow.uri=mssql://host/db?level=***"]
+    assert masked_values({"mlflow": {"uri": "mssql://host/db?level=3"}}) == {"mlflow": {"uri": "mssql://host/db?level=***"}}
+    for saved in (masked_values(mine), ["env.kwargs.url=http://***@host/game"]):
+        with pytest.raises(UserError, match=r"env.kwargs.url.* had a password or a secret in its address"):
+            check_known(saved, "config.yaml")
+    check_known({"logger": {"mlflow": {"uri": "http://***@host"}}, "a": ["logger.mlflow.uri=http://***@h", "b=***"]}, "x")
 
 
 def test_the_whole_address_is_known_where_it_was_given(monkeypatch):

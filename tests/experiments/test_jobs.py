@@ -9,8 +9,9 @@ import time
 
 import pytest
 
-from rlrun.core.errors import UserError
+from rlrun.core.errors import RunFailed, UserError
 from rlrun.experiments.jobs import (
+    LOST,
     Fixed,
     Here,
     Outcome,
@@ -155,6 +156,56 @@ def test_the_second_signal_does_not_wait(tmp_path):
     began = time.monotonic()
     made = running.run(Fixed([job(tmp_path, "a", sleep=60)]))
     assert time.monotonic() - began < 20 and made[0].reason == "killed by SIGKILL" and running.signal == signal.SIGTERM
+
+
+@pytest.mark.parametrize("broken", ["the supply", "the view"])
+def test_jobs_save_where_the_sweep_itself_fails(tmp_path, broken):
+    class Full(Fixed):
+        def done(self, outcome):
+            raise OSError(28, "No space left on device")
+
+    class Closed(Quiet):
+        def show(self, outcomes):
+            if (tmp_path / "a" / "summary.json").exists():
+                raise BrokenPipeError
+
+    running = pool(2, view=Quiet() if broken == "the supply" else Closed())
+    jobs = [job(tmp_path, "a", sleep=0.2), job(tmp_path, "b", sleep=60)]
+    out = os.dup(1)
+    try:
+        with pytest.raises((OSError, RunFailed), match=r"No space|read no more"):
+            running.run(Full(jobs) if broken == "the supply" else Fixed(jobs))
+    finally:
+        os.dup2(out, 1)
+    assert json.loads((tmp_path / "b" / "summary.json").read_text())["status"] == "INTERRUPTED"
+    assert {one.job.name: one.status for one in running.outcomes}["b"] == "INTERRUPTED"
+
+
+@pytest.mark.parametrize(("saves", "asked", "status"), [(1, 1, "INTERRUPTED"), (0, 1, "INTERRUPTED"), (0, 0, "FAILED")])
+def test_a_job_that_its_queue_ends(tmp_path, saves, asked, status):
+    """submitit says only that it was cancelled, or that its machine was lost."""
+
+    class Handle:
+        code = None if asked else LOST
+
+        def poll(self):
+            return self.code
+
+        def send_signal(self, number):
+            self.code = LOST
+            if saves:
+                one.run_dir.mkdir()
+                (one.run_dir / "summary.json").write_text(json.dumps({"status": "INTERRUPTED"}))
+
+    class Ends(Fixed):
+        def next(self):
+            if not self.jobs and asked:
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().next()
+
+    one = job(tmp_path, "a")
+    made = Pool([Place((), None)] * 2, Quiet(), starter=lambda job, place: Handle()).run(Ends([one]))
+    assert made[0].status == status and made[0].lost == (not saves)
 
 
 def test_the_supply_may_end_a_job_and_hears_of_all(tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("optuna")
 
+from rlrun.commands.sweep import main as sweep
 from rlrun.config.signature import sign
 from rlrun.core.errors import UserError
 from rlrun.experiments.grid import parse
@@ -110,8 +111,13 @@ def test_a_run_that_does_worse_than_half_at_its_age_is_pruned(tmp_path):
     )
     assert not supply.look(Outcome(job=job, row={"env_steps": 60, "sample/return_mean": None}))
     finish(supply, job, 45.0)
-    job = supply.next()  # a run that learns from data has evaluations alone
-    assert supply.look(Outcome(job=job, row={"env_steps": 500, "eval/return_mean": 25.0}))
+    job = supply.next()  # a run that learns from data has evaluations alone, and most rows have none
+    nothing = {"env_steps": 510, "sample/return_mean": None}
+    assert not supply.look(Outcome(job=job, row=nothing))
+    job.run_dir.mkdir()
+    rows = [nothing | {"env_steps": 500, "eval/return_mean": 25.0}, nothing]
+    (job.run_dir / "progress.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert supply.look(Outcome(job=job, row=nothing))
 
 
 def test_a_search_goes_on_where_it_was(tmp_path):
@@ -131,6 +137,45 @@ def test_a_search_goes_on_where_it_was(tmp_path):
         names.add(job.name)
         finish(later, job, 1.0)
     assert len(names) == 4 and "return 7.00" in later.best() and "best of 4" in later.best()
+
+
+def test_a_job_that_the_queue_lost_goes_on_later(tmp_path):
+    supply = trials(tmp_path, count=2)
+    first, second = supply.next(), supply.next()
+    supply.done(Outcome(job=first, status="FAILED", lost=True))
+    supply.done(Outcome(job=second, status="FAILED"))
+    later = trials(tmp_path, count=2)
+    assert later.next().name == first.name and later.next() is None
+    assert later.status(first.name) is None and later.status(second.name) == "FAILED"
+
+
+def test_a_study_whose_last_line_was_cut_goes_on(tmp_path, capsys):
+    """Optuna appends to it, and could read nothing that comes later."""
+    supply = trials(tmp_path, count=3)
+    finish(supply, supply.next(), 1.0)
+    first = supply.next()
+    study = tmp_path / "study.jsonl"
+    whole = study.read_bytes()
+    study.write_bytes(whole[:-20])
+    for _ in range(2):
+        again = trials(tmp_path, count=3).next()
+        drawn = values_of(first).items() & values_of(again).items()
+        assert values_of(again).keys() == values_of(first).keys() and len(drawn) >= len(first.words) - 1
+    assert capsys.readouterr().out.count("was cut short") == 1
+    study.write_bytes(b"nothing\n" + whole)
+    with pytest.raises(UserError, match=r"study.jsonl is damaged"):
+        trials(tmp_path, count=3)
+
+
+def test_what_was_reported_before_is_not_reported_again(tmp_path, recwarn):
+    supply = trials(tmp_path, prune=True, count=2)
+    outcome = Outcome(job=supply.next(), row={"env_steps": 500, "sample/return_mean": 1.0})
+    supply.look(outcome)
+    supply.done(Outcome(job=outcome.job, status="INTERRUPTED"))
+    later = trials(tmp_path, prune=True, count=2)
+    assert later.next().name == outcome.job.name
+    later.look(outcome)
+    assert not [one for one in recwarn if "already reported" in str(one.message)]
 
 
 def test_runs_that_share_the_best_return_are_counted(tmp_path, recwarn):
@@ -305,6 +350,24 @@ def test_populations_that_make_no_sense(words, count, every, said):
     fits(parse(["algo.lr=interval(0.1,0.2)"]), config, 2, 400)
 
 
+@pytest.mark.parametrize(
+    ("algo", "values", "said"),
+    [
+        ("qr_dqn", ["algo.num_quantiles=4,8"], "other shapes"),
+        ("ppo", ["algo.kl_coef=interval(0.2,0.4)", "algo.kl_target=0.01"], "says where a run begins"),
+        ("ppo", ["algo.lr=interval(1e-4,1e-3)", "algo.discount=0.9,0.99"], None),
+    ],
+)
+def test_a_population_changes_only_what_a_resumed_run_reads_again(tmp_path, algo, values, said):
+    words = [f"algo={algo}", "env=CartPole-v1", "model.hidden=[4]", "env_steps=400", "logger=[]", *values]
+    flags = ["--search", "pbt", "--trials", "2", "--every", "100", "--dry-run", "--dir", str(tmp_path / "s")]
+    if said is None:
+        assert sweep([*words, *flags]) == 0
+        return
+    with pytest.raises(UserError, match=said):
+        sweep([*words, *flags])
+
+
 def test_members_have_seeds_of_their_own(tmp_path):
     supply = population(tmp_path)
     words = [supply.next().words for _ in range(4)]
@@ -369,7 +432,10 @@ def test_a_takeover_leaves_one_checkpoint_the_winners(tmp_path):
             place.mkdir(parents=True)
             (place / "run.json").write_text(name)
         (tmp_path / name / "config.yaml").write_text(json.dumps({"algo": {"lr": 0.1}, "seed": name == "winner"}))
+    (tmp_path / "loser" / "summary.json").write_text(json.dumps({"status": "COMPLETED", "return_mean": 9.5}))
     take_over(tmp_path / "winner", tmp_path / "loser", {"algo.lr": 0.3})
+    said = json.loads((tmp_path / "loser" / "summary.json").read_text())
+    assert said["status"] == "INTERRUPTED", "its return was that of weights that are gone"
     assert [path.name for path in (tmp_path / "loser" / "checkpoints").iterdir()] == [f"{200:012d}"]
     assert (tmp_path / "loser" / "checkpoints" / f"{200:012d}" / "run.json").read_text() == "winner"
     import yaml
