@@ -36,15 +36,16 @@ def may_contain_others(table: Table) -> bool:
 def cut(rows: Sequence[CurveRow], table: Table, window: int) -> Sequence[CurveRow] | None:
     """The rows up to a table's end: its env steps, its seconds or its return, which is a mean of `window` games. None
     where the rows end before that."""
-    if table.target_return is not None:
-        reached = first_reach(rows, table.target_return, window)
-        if reached is not None:
-            return rows[: reached + 1]
     limit = table.env_steps if table.env_steps is not None else table.wall_sec
     places = [row.env_steps if table.env_steps is not None else row.wall_sec for row in rows]
+    within = [row for row, place in zip(rows, places, strict=True) if limit is None or place <= limit]
+    if table.target_return is not None:
+        reached = first_reach(within, table.target_return, window)
+        if reached is not None:
+            return within[: reached + 1]
     if limit is None or not places or places[-1] < limit:
         return None
-    return [row for row, place in zip(rows, places, strict=True) if place <= limit] or None
+    return within or None
 
 
 def from_longer(

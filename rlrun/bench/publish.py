@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from rlrun.bench import charts, page
-from rlrun.bench.results import Measured, measured
+from rlrun.bench.recipes import changed
+from rlrun.bench.results import Measured, key_of, measured
 from rlrun.bench.stats import RANDOM_AND_HUMAN, human_normalised, iqm, stratified_bootstrap
 from rlrun.bench.tables import Table, Wanted
 from rlrun.core.checkpoint import write_atomically
@@ -163,8 +164,22 @@ def plain_text(text: str) -> str:
 
 
 def commands(cells: Sequence[Measured]) -> list[str]:
-    """The commands that made the results, each listed once."""
-    return list(dict.fromkeys(result["command"] for one in cells for result in one.results))
+    """The commands that made the results, each listed once, with the commit of rlrun that they ran at."""
+    return list(dict.fromkeys(command(one, result) for one in cells for result in one.results))
+
+
+def command(one: Measured, result: Mapping[str, Any]) -> str:
+    """The command that made a result, with a comment where its tuned file has other options today."""
+    from rlrun.bench.reproduce import train_words
+
+    key = key_of(one.wanted, result["seed"], result["budget"])
+    other = changed(result, train_words(one.wanted, key))
+    said = [part.strip() for part in result["command"].split("  # ")]
+    if commit := result.get("git_commit"):
+        said.append(f"at commit {commit[:10]}")
+    if other:
+        said.append(f"{', '.join(other)} {'has' if len(other) == 1 else 'have'} another value today")
+    return said[0] + (f"  # {'; '.join(said[1:])}" if said[1:] else "")
 
 
 def markdown(tables: Sequence[tuple[Table, Sequence[Measured]]]) -> str:

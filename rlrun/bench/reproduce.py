@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlrun.bench.longer import from_longer, may_contain_others, same_training
+from rlrun.bench.recipes import changed
 from rlrun.bench.results import Key, default_folder, from_run, key_of, read, write
 from rlrun.bench.tables import Table, Wanted, load, select
 from rlrun.cli import take_flags
@@ -50,11 +51,17 @@ def main(words: Sequence[str]) -> int:
     runs = Path(flags["--runs"] or "runs/benchmark")
     chosen = select(asked.get("table", []), asked.get("game", []), asked.get("algo", []))
     code = 0
-    if not flags["--only-render"]:
+    if flags["--only-render"]:
+        if rest or flags["--dry-run"]:
+            given = ", ".join([*rest, *(["--dry-run"] if flags["--dry-run"] else [])])
+            raise UserError(f"--only-render draws all tables and runs nothing, so that {given} would do nothing")
+    else:
         every = {key_of(one, seed, budget): one for seed in seeds for one in chosen}
         todo = {
             key: one for key, one in every.items() if read(folder, key, one) is None and whole(folder, key, one) is None
         }
+        for key, one in every.items():
+            tell_changes(folder, key, one)
         print(f"rlrun benchmark reproduce-tables: {len(todo)} of {len(chosen) * len(seeds)} runs to do", flush=True)
         if flags["--dry-run"]:
             for key, one in todo.items():
@@ -95,6 +102,18 @@ def number(text: str, kind: type, name: str) -> Any:
         return kind(text)
     except ValueError:
         raise UserError(f"{name}={text}: this is not a {'whole ' if kind is int else ''}number") from None
+
+
+def tell_changes(folder: Path, key: Key, wanted: Wanted) -> None:
+    """Prints which options of a cell have changed since its result was made. The cell is not run again by itself."""
+    result = read(folder, key, wanted) or whole(folder, key, wanted)
+    other = [] if result is None else changed(result, train_words(wanted, key))
+    if other:
+        print(
+            f"  {key.file}: {', '.join(other)} had another value when this result was made; remove the file to run the"
+            " cell again",
+            flush=True,
+        )
 
 
 def whole(folder: Path, key: Key, wanted: Wanted) -> dict[str, Any] | None:

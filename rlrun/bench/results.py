@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rlrun.bench.recipes import recipe_of
 from rlrun.bench.tables import Cell, Table, Wanted
 from rlrun.config.paths import root
 from rlrun.config.types import load_yaml
@@ -174,6 +175,7 @@ def from_run(key: Key, wanted: Wanted, run_dir: Path, part: Sequence[CurveRow] |
         "versions": summary["versions"],
         "git_commit": summary["git_commit"],
         "command": summary["command"],
+        "options": recipe_of(run_dir),
         "started": summary["started"],
         "resources": summary["resources"],
         "curve_columns": ["env_steps", "wall_sec", "return_mean"],

@@ -7,7 +7,7 @@ import pytest
 
 from rlrun.bench import results
 from rlrun.bench.longer import cut
-from rlrun.bench.publish import INTRODUCTION, headings, markdown, publish, rows, spread
+from rlrun.bench.publish import INTRODUCTION, commands, headings, markdown, publish, rows, spread
 from rlrun.bench.reproduce import CellJob, Cells
 from rlrun.bench.results import (
     CurveRow,
@@ -344,6 +344,25 @@ def test_drawing_alone_makes_the_folder_of_runs_and_logs_the_tables(tmp_path):
     }
 
 
+def test_a_result_says_what_has_changed_since_it_was_made(tmp_path, capsys):
+    one = wanted()
+    key = key_of(one, 1, 1.0)
+    values = from_run(key, one, run_dir(tmp_path / "run", config_of(one), ROWS))
+    assert values["options"]["algo.batch_size"] == 200 and "env_steps" not in values["options"]
+    words = ["benchmark", "reproduce-tables", "table=impala_10m", "game=Breakout", "seeds=1", "--results", str(tmp_path)]
+    write(tmp_path, key, values)
+    assert _dispatch([*words, "--dry-run"]) == 0
+    assert "another value" not in capsys.readouterr().out
+    options = values["options"] | {"algo.batch_size": 500, "algo.gone": 1}
+    write(tmp_path, key, values | {"options": options, "git_commit": "0123456789abcdef"})
+    assert _dispatch([*words, "--dry-run"]) == 0
+    assert "seed1.json: algo.batch_size had another value when this result was made" in capsys.readouterr().out
+    (said,) = commands([measured(tmp_path, one)])
+    assert said.endswith("  # at commit 0123456789; algo.batch_size has another value today")
+    with pytest.raises(UserError, match=r"--only-render draws all tables and runs nothing, so that seeds=1, --dry-run"):
+        _dispatch(["benchmark", "reproduce-tables", "--only-render", "seeds=1", "--dry-run"])
+
+
 def test_the_cut_of_a_longer_run():
     rows_ = [CurveRow(n * 1000, n * 2.0, float(n), n) for n in range(1, 501)]
     hour, whole, target = (load(name) for name in ("a2c_1h", "a2c_10m", "impala_pong"))
@@ -354,6 +373,8 @@ def test_the_cut_of_a_longer_run():
     assert cut(rows_, target, 10)[-1].return_mean == 18
     assert cut(rows_[:10], target, 10) is None
     assert len(cut([*rows_[:10], CurveRow(5_000_001, 9.0, 1.0, 9)], target, 10)) == 10
+    late = [*rows_[:10], CurveRow(5_000_001, 9.0, 1.0, 11), CurveRow(8_000_000, 20.0, 18.5, 20)]
+    assert cut(late, target, 10)[-1].env_steps == 10_000, "the return was reached after the table's end"
 
 
 def test_a_cell_that_another_run_contains_is_not_run(tmp_path, capsys):
