@@ -58,8 +58,10 @@ class Config(ActingConfig):
     max_grad_norm: Annotated[float, NotNegative]
     value_coef: Annotated[float, NotNegative]
     search: SearchConfig
-    temperature: Annotated[Schedule, NotNegative, OnlyWith("algo.search.root", "puct")]
-    temperature_moves: Annotated[Annotated[int, Count] | None, OnlyWith("algo.search.root", "puct")]
+    temperature: Annotated[Schedule, NotNegative, OnlyWith("explore"), OnlyWith("algo.search.root", "puct")]
+    temperature_moves: Annotated[
+        Annotated[int, Count] | None, OnlyWith("temperature"), OnlyWith("explore"), OnlyWith("algo.search.root", "puct")
+    ]
     eval_simulations: Annotated[int, NotNegative] | None
     symmetries: bool
     ranked: RankedConfig

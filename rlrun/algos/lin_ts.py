@@ -43,11 +43,11 @@ LEARNT = OnlyWith("noise", "learnt")
 class SamplingConfig(BanditConfig):
     """Options of Thompson sampling, which neural_linear has too."""
 
-    scale: Annotated[float, NotNegative]
+    scale: Annotated[float, NotNegative, OnlyWith("explore")]
     noise: Literal["fixed", "learnt"]
     noise_shape: Annotated[float, Positive, LEARNT]
     noise_scale: Annotated[float, Positive, LEARNT]
-    initial_pulls: Annotated[int, NotNegative]
+    initial_pulls: Annotated[int, NotNegative, OnlyWith("explore")]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,7 @@ from rlrun.policies.bandits import BanditPolicy
 @dataclass(frozen=True, kw_only=True)
 class Config(BanditConfig):
     products: Annotated[bool, OnlyWith("items")]
-    alpha: Annotated[float, NotNegative]
+    alpha: Annotated[float, NotNegative, OnlyWith("explore")]
 
 
 class LinUCB(Algorithm):

@@ -55,6 +55,8 @@ class Config(SamplingConfig):
 
     def __post_init__(self):
         super().__post_init__()
+        if not self.net.hidden:
+            raise ValueError("net.hidden is empty, so that no layer would be trained: algo=lin_ts is that algorithm")
         if self.memory < self.batch_size:
             raise ValueError(f"memory {self.memory} must hold the {self.batch_size} rows of an update")
 

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
-from rlrun.core.conditions import OnlyWith
+from rlrun.core.conditions import EXPERIENCE, OnlyFor, OnlyWith
 from rlrun.core.errors import UserError
 from rlrun.core.ranges import Count, NotNegative, Positive, Share
 from rlrun.core.schedule import Clock
@@ -58,7 +58,7 @@ class MixedConfig(QConfig):
     sequence_length: Annotated[int, Count]
     burn_in: Annotated[int, NotNegative, WITH_MEMORY]
     sequence_stride: Annotated[int, Count]
-    zero_init_state: Annotated[bool, WITH_MEMORY]
+    zero_init_state: Annotated[bool, WITH_MEMORY, OnlyFor(EXPERIENCE)]
 
     def learnt(self, reward: Tensor) -> Tensor:
         """Rewards as the values count them: clipped, shifted and scaled."""
@@ -76,6 +76,10 @@ class MixedConfig(QConfig):
             raise ValueError("lambda_ mixes returns of all lengths: set it to 0, or n_step to 1")
         if self.n_steps[0] != self.n_steps[1]:
             raise ValueError("n_step must be one number, not a range: a sequence has a return for each of its rows")
+        if self.n_steps[0] > self.sequence_length:
+            raise ValueError(f"n_step {self.n_steps[0]} is longer than the sequences of {self.sequence_length} rows")
+        if self.lambda_ and self.sequence_length == 1:
+            raise ValueError("lambda_ mixes the returns of a sequence's rows, and sequence_length is 1: set it to 0")
         if self.learning_starts < self.burn_in + self.sequence_length:
             raise ValueError(
                 f"learning_starts {self.learning_starts} is below the {self.burn_in + self.sequence_length} rows of a"

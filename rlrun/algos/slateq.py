@@ -35,7 +35,7 @@ from torch import Tensor
 
 from rlrun.core.algorithm import Algorithm, Follower, FromReplay, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
-from rlrun.core.conditions import FIRST_PRIORITIES, OnlyFor
+from rlrun.core.conditions import FIRST_PRIORITIES, OnlyFor, OnlyWith
 from rlrun.core.masked import masked_mean
 from rlrun.core.ranges import NotNegative, Positive
 from rlrun.core.schedule import Clock, Schedule
@@ -57,7 +57,7 @@ class Config(OffPolicyConfig, ActingConfig):
     click: str
     slates: SlateRule
     train_slates: SlateRule | Literal["taken"]
-    double: bool
+    double: Annotated[bool, OnlyWith("train_slates", "optimal", "greedy", "top_k")]
     null_value: bool
     choice: Choice
     place_factors: bool

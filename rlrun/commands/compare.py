@@ -84,7 +84,7 @@ def return_at(run, steps: int) -> float | None:
 
 
 def outcomes(one, other) -> list[list[str]]:
-    from rlrun.experiments.runs import last_games, metrics, return_metric
+    from rlrun.experiments.runs import best_return, last_games, metrics
     from rlrun.loggers.console import duration
 
     both = (one, other)
@@ -94,7 +94,7 @@ def outcomes(one, other) -> list[list[str]]:
     rows.append(["wall time", *(duration(row.get("time_sec", 0.0)) for row in last)])
     speeds = [row["env_steps"] / row["time_sec"] if row.get("time_sec") else None for row in last]
     rows.append(["env steps/s", *(short(speed) for speed in speeds)])
-    best = [max(run.series(return_metric([run]))[1], default=None) for run in both]
+    best = [best_return(run) for run in both]
     rows.append([f"best return, {last_games(both)}", *(short(value) for value in best)])
     shared = min(row.get("env_steps", 0) for row in last)
     at = [return_at(run, shared) for run in both]

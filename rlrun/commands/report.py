@@ -70,12 +70,12 @@ def shown(value: Any) -> str:
 
 def returns(run) -> tuple[float | None, float | None]:
     """A run's last and best mean return; None where no game has ended."""
-    from rlrun.experiments.runs import RETURN, return_metric
+    from rlrun.experiments.runs import RETURN, best_return, return_metric
 
     metric = return_metric([run])
     values = run.series(metric)[1]
     last = "return_mean" if metric == RETURN else "eval_return_mean"
-    return (run.summary.get(last, values[-1] if values else None), max(values, default=None))
+    return (run.summary.get(last, values[-1] if values else None), best_return(run))
 
 
 def of_run(run) -> str:

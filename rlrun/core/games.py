@@ -14,8 +14,10 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from rlrun.core.env import Rows
+from rlrun.core.errors import UserError
 
 STATE = "game_state"  # the part of rows with the simulator's state
+TOO_MANY_MOVES = 100_000  # after which a game without a time limit is thought to have no end
 
 
 class Moved(NamedTuple):
@@ -113,16 +115,23 @@ def split_state(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def random_returns(game: Simulator, rng: np.random.Generator, count: int, limit: int | None = None) -> np.ndarray:
     """Returns the returns [count] of the first player in `count` games of random legal moves, which are broken off
-    after `limit` moves if they are not over, since a simulator does not know the environment's time limit."""
+    after `limit` moves if they are not over, since a simulator does not know the environment's time limit. Raises
+    UserError if there is no limit and a game does not end."""
+    most = TOO_MANY_MOVES if limit is None else limit
     state, total = game.start(rng, count), np.zeros(count, dtype=np.float32)
     going, sign, moves = np.arange(count), 1.0, 0
-    while going.size and (limit is None or moves < limit):
+    while going.size and moves < most:
         state, reward, over = game.step(state, random_legal(game.observe(state), game.actions, rng))
         total[going] += sign * reward
         state, going = state[~over], going[~over]
         sign = -sign if game.players == 2 else sign
         moves += 1
     game.forget()
+    if going.size and limit is None:
+        raise UserError(
+            f"a game of random moves has not ended after {most:,}, and its environment has no time limit; set"
+            " env.max_episode_steps"
+        )
     return total
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from rlrun.core.conditions import OnlyWith
+from rlrun.core.conditions import REWARDED, OnlyFor, OnlyWith
 from rlrun.core.ranges import Count, Positive, PositiveShareBelowOne
 
 WITH_DATA = OnlyWith("path")
@@ -19,8 +19,8 @@ class DataConfig:
     readers: Annotated[int, Count, WITH_DATA]
     min_return: Annotated[float | None, WITH_DATA]
     max_return: Annotated[float | None, WITH_DATA]
-    reward_scale: Annotated[Literal["returns"] | Annotated[float, Positive], WITH_DATA]
-    reward_shift: Annotated[float, WITH_DATA]
+    reward_scale: Annotated[Literal["returns"] | Annotated[float, Positive], WITH_DATA, OnlyFor(REWARDED)]
+    reward_shift: Annotated[float, WITH_DATA, OnlyFor(REWARDED)]
     actions_normalized: Annotated[bool, WITH_DATA]
 
     def __post_init__(self):

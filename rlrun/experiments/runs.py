@@ -76,6 +76,22 @@ class SavedRun:
         return [x for x, _ in points], [y for _, y in points]
 
 
+def best_return(run: SavedRun) -> float | None:
+    """The best mean return of a run. While fewer games have ended than the mean is of, as at a run's beginning, it
+    counts only if there never were so many."""
+    metric = return_metric([run])
+    values = run.series(metric)[1]
+    if metric == RETURN:
+        window = run.options.get("episode_window", 100)
+        full = [
+            row[RETURN]
+            for row in run.rows
+            if isinstance(row.get(RETURN), int | float) and (row.get("sample/episodes") or 0) >= window
+        ]
+        values = full or values
+    return max(values, default=None)
+
+
 def find(places: Sequence[str]) -> list[SavedRun]:
     """The runs in these run directories, sweep directories, or directories that contain runs.
 

@@ -91,7 +91,7 @@ class OffPolicyActorCriticConfig(OffPolicyConfig, ActingConfig):
     sequence_length: Annotated[Annotated[int, Count] | None, WITH_MEMORY]
     burn_in: Annotated[int, NotNegative, WITH_MEMORY]
     sequence_stride: Annotated[int, Count, WITH_MEMORY]
-    zero_init_state: Annotated[bool, WITH_MEMORY]
+    zero_init_state: Annotated[bool, WITH_MEMORY, OnlyFor(EXPERIENCE)]
 
     def __post_init__(self):
         super().__post_init__()

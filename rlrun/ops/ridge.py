@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from rlrun.core.errors import RunFailed
+
 
 def sums(x: Tensor, y: Tensor, arm: Tensor, valid: Tensor, arms: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns what rows add to A [K, d, d], to b [K, d], to sum y^2 [K] and to the number of rows [K].
@@ -24,8 +26,15 @@ def sums(x: Tensor, y: Tensor, arm: Tensor, valid: Tensor, arms: int) -> tuple[T
 def solve(precision: Tensor, moment: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the mean A^-1 b [K, d] and a root R [K, d, d] of the covariance, R R' = A^-1.
 
-    Args: precision A [K, d, d], moment b [K, d]."""
-    lower = torch.linalg.cholesky(precision)
+    Args: precision A [K, d, d], moment b [K, d]. Raises RunFailed if rounding has made A singular."""
+    try:
+        lower = torch.linalg.cholesky(precision)
+    except torch.linalg.LinAlgError:
+        largest = float(precision.diagonal(dim1=-2, dim2=-1).max()) ** 0.5
+        raise RunFailed(
+            f"the features of this bandit differ too much in size for a regression (the root of a sum of squares is"
+            f" {largest:.3g}): scale them to about 1, for example with a wrapper (env.wrappers)"
+        ) from None
     mean = torch.cholesky_solve(moment.unsqueeze(-1), lower).squeeze(-1)
     unit = torch.eye(precision.shape[-1], dtype=precision.dtype, device=precision.device).expand_as(precision)
     return mean, torch.linalg.solve_triangular(lower, unit, upper=False).transpose(-1, -2)

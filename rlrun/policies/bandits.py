@@ -107,9 +107,10 @@ class Features(nn.Module):
         self.inputs = size  # numbers that the net reads
         self.net: nn.Module | None = None
         if self.trunk is not None and any(True for _ in self.trunk.parameters()):
+            own = "" if net is not None else "; algo=neural_linear trains the layers of algo.net"
             raise UserError(
                 "a bandit trains no layers of model.*, which would stay random: leave model.hidden empty, and use"
-                " observations that are vectors; algo=neural_linear trains the layers of algo.net"
+                f" observations that are vectors or choices{own}"
             )
         if net is not None:
             self.net = mlp((size, *net.hidden), net.activation, net.layer_norm)

@@ -155,6 +155,8 @@ class SearchPolicy(FiltersObservations, Policy):
         rng: torch.Generator,
         record: tuple[str, ...] = (),
     ) -> Act:
+        # With explore=false, training is greedy play after a search of as many simulations as ever.
+        cfg = self.cfg if mode == "explore" else self.eval_cfg
         mode, device = self.explorer.mode(mode), is_first.device
         draws = np.random.default_rng(int(torch.randint(2**62, (), generator=rng, device=rng.device)))
         moves = torch.where(is_first, 0, state["moves"])  # type: ignore[arg-type]
@@ -165,7 +167,7 @@ class SearchPolicy(FiltersObservations, Policy):
         mine &= self.game.known(rows)
         at = torch.from_numpy(np.flatnonzero(mine)).to(device)
         if len(at):
-            found = self.plan(rows, mine, log_probs, value, mode, draws)
+            found = self.plan(cfg, rows, mine, log_probs, value, mode, draws)
             policy[at] = torch.from_numpy(found.policy).to(device)
             best[at] = torch.from_numpy(found.best).to(device)
             value[at] = torch.from_numpy(found.value).to(device)
@@ -192,11 +194,17 @@ class SearchPolicy(FiltersObservations, Policy):
         return Act(action, Batch({**state, **changed}), Batch({name: known[name] for name in record}))
 
     def plan(
-        self, rows: np.ndarray, mine: np.ndarray, log_probs: Tensor, value: Tensor, mode: Mode, rng: np.random.Generator
+        self,
+        cfg: SearchConfig,
+        rows: np.ndarray,
+        mine: np.ndarray,
+        log_probs: Tensor,
+        value: Tensor,
+        mode: Mode,
+        rng: np.random.Generator,
     ) -> Searched:
         """Searches from the states rows [B, S] of the columns `mine` [B], of which the network said this. Random
         numbers are drawn for all columns, so that one does not depend on which others search."""
-        cfg = self.cfg if mode == "explore" else self.eval_cfg
         root = Leaf(log_probs.float().cpu().numpy(), value.float().cpu().numpy())
         gumbel = None
         if mode == "explore":

@@ -32,8 +32,8 @@ class SearchConfig:
     puct_base: Annotated[float, NotNegative, OnlyWith("root", "puct")]
     unvisited: Annotated[Literal["parent", "zero", "minimum"], OnlyWith("root", "puct")]
     normalize: Annotated[Literal["auto", "siblings", "none"], OnlyWith("root", "puct")]
-    dirichlet_alpha: Annotated[float, Positive, OnlyWith("root", "puct")]
-    dirichlet_share: Annotated[float, Share, OnlyWith("root", "puct")]
+    dirichlet_alpha: Annotated[float, Positive, OnlyWith("..explore"), OnlyWith("root", "puct")]
+    dirichlet_share: Annotated[float, Share, OnlyWith("..explore"), OnlyWith("root", "puct")]
     min_depth: Annotated[int, NotNegative]
     max_depth: Annotated[int, Count] | None
     considered: Annotated[int, Count, OnlyWith("root", "gumbel")]

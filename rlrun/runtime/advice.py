@@ -16,6 +16,7 @@ from rlrun.core.pulse import STEP, doing
 from rlrun.core.schedule import Schedule
 from rlrun.core.specs import random_actions
 from rlrun.core.watchdog import watched
+from rlrun.families.bandits import BanditConfig
 from rlrun.runtime.plan import Plan
 
 PROBE_STEPS, PROBE_SEC = 200, 0.5  # how long random actions are tried, at most
@@ -54,9 +55,11 @@ def _on_observations(plan: Plan) -> str | None:
         return None  # the run itself reports it
     if largest <= LARGE_OBSERVATION:
         return None
+    # Agents that learn together and bandits refuse the filter.
+    refused = plan.needs.joint or isinstance(plan.config.algo, BanditConfig)
+    how = "a wrapper (env.wrappers) can scale them" if refused else "model.observation_filter=mean_std normalises them"
     return (
-        f"observations of {plan.spec.name} reach {largest:.3g}, and networks learn best from values of about 1;"
-        " model.observation_filter=mean_std normalises them"
+        f"observations of {plan.spec.name} reach {largest:.3g}, and networks learn best from values of about 1; {how}"
     )
 
 

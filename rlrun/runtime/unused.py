@@ -144,6 +144,7 @@ KINDS: dict[str, Callable[[Plan], bool]] = {
     conditions.EXPERIENCE: lambda plan: plan.config.runner.name != "offline",
     conditions.REPLAYS: lambda plan: plan.needs.replay is not None and plan.config.runner.name != "offline",
     conditions.MODELLED: lambda plan: bool({"dm", "dr", "wdr"} & set(plan.config.run.eval.estimate.methods)),
+    conditions.REWARDED: lambda plan: plan.config.algo.name != "bc",
     conditions.PLAYED: lambda plan: not isinstance(plan.config.env, RecordedConfig),
     conditions.PACED: lambda plan: getattr(plan.config.runner, "pace", "ratio") == "ratio",
     conditions.WORLD_MODELS: lambda plan: plan.config.algorithm.has_world_model,

@@ -129,11 +129,13 @@ class Population(PopulationBase):
         if self.alone is None:
             self.alone = Player(self.crew, 0, self.policy)
         self.alone.policy = self.policy
-        reports = []
-        while (order := self.orders.next(0)) is not None:
-            reports.append(self.alone.play(order, self.clock))
-            self.orders.steps += reports[-1].env_steps
-        return reports
+        order = self.orders.next(0)
+        if order is None:
+            return []
+        # One order at a time, so that between two of them the run hears of a Ctrl-C and of its limits.
+        report = self.alone.play(order, self.clock)
+        self.orders.steps += report.env_steps
+        return [report]
 
     def close(self) -> None:
         if self.players is not None:

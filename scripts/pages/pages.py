@@ -135,7 +135,7 @@ def _planned_somewhere(name: str, *words: str) -> Any:
 def _with_memory(name: str) -> list[str]:
     if name == "bc":
         return ["algo.sequence_length=5", "algo.batch_size=20"]
-    if name in ("ddpg", "td3", "sac", "tqc"):
+    if name in ("ddpg", "td3", "sac", "tqc", "cql", "crr", "implicit_q", "td3_bc"):
         return ["algo.sequence_length=10", "algo.burn_in=5"]
     return []
 

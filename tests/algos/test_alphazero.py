@@ -17,6 +17,7 @@ from wired import Wired, checked
 
 from rlrun.cli import _dispatch
 from rlrun.config.run import type_config
+from rlrun.core import games
 from rlrun.core.errors import UserError
 from rlrun.core.games import STATE, random_legal, random_returns
 from rlrun.core.schedule import Clock
@@ -415,6 +416,26 @@ def test_random_games_have_the_returns_of_random_play():
     assert 20 < returns.mean() < 25
     first = random_returns(TicTacToe(), np.random.default_rng(0), 4000)
     assert first.mean() == pytest.approx(0.585 - 0.288, abs=0.04)  # known shares of won and lost random games
+
+
+def test_random_games_without_an_end_are_no_hang(monkeypatch):
+    class Endless(SparseCartPole):
+        def step(self, state, action):
+            after, reward, over = super().step(state, action)
+            return np.where(over[:, None], state, after), reward, np.zeros_like(over)
+
+    monkeypatch.setattr(games, "TOO_MANY_MOVES", 700)
+    with pytest.raises(UserError, match=r"has not ended after 700, .* set env.max_episode_steps"):
+        random_returns(Endless(500), np.random.default_rng(0), 2)
+    assert len(random_returns(Endless(500), np.random.default_rng(0), 2, limit=800)) == 2
+
+
+def test_training_searches_as_long_without_exploration(typed):
+    words = ["env=TicTacToe-v0", "model=mlp", "algo.search.simulations=5", "algo.eval_simulations=9"]
+    _, _, sampler = start(typed, "alphazero", *words, "algo.explore=false")
+    batch = sampler.take(1)[0].batch
+    visits = batch["search_policy"][:-1][batch["searched"][:-1]] * 5
+    torch.testing.assert_close(visits, visits.round(), msg="5 simulations give fifths")
 
 
 # -- acting and runs ----------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 import torch
@@ -9,10 +10,11 @@ from test_all import batches, start
 
 from rlrun.cli import _dispatch
 from rlrun.core.batch import Batch
-from rlrun.core.errors import UserError
+from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import MultiBinary
 from rlrun.families.bandits import pulls_of
+from rlrun.ops.ridge import solve
 from rlrun.policies.bandits import arms_of
 
 ITEMS = ["env=rlrun/ParametricItems-v0", "algo.items=items"]
@@ -209,3 +211,20 @@ def test_what_is_certain_has_probability_1_and_what_is_drawn_has_no_formula(type
         assert (batch["log_prob"] == 0).all()
         wiring, made, _ = start(typed, algo, "env=rlrun/LinearBandit-v0")  # as it acted
         assert (made.policy.log_prob(batch, "explore", Clock()) == 0).all()
+
+
+def test_features_that_no_regression_can_tell_apart_are_a_sentence():
+    rounded = torch.tensor([[[4e18, 4e18], [4e18, 3.9e18]]]).double()  # of two large features that hardly differ
+    with pytest.raises(RunFailed, match=r"differ too much in size for a regression .* scale them to about 1"):
+        solve(rounded, torch.zeros(1, 2).double())
+
+
+def test_what_explores_is_refused_where_nothing_does(typed, tmp_path):
+    env = "env=rlrun/SimpleBandit-v0"
+    for words, said in (
+        (["algo=lin_ucb", "algo.explore=false", "algo.alpha=5"], "algo.alpha=5"),
+        (["algo=lin_ts", "algo.explore=false", "algo.initial_pulls=3"], "algo.initial_pulls=3"),
+        (["algo=neural_linear", "algo.net.hidden=[]"], "no layer would be trained: algo=lin_ts"),
+    ):
+        with pytest.raises(UserError, match=re.escape(said)):
+            _dispatch(["train", *words, env, "logger=[]", "--plan"])

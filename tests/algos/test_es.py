@@ -2,6 +2,7 @@
 
 import math
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -9,6 +10,7 @@ from conftest import SMALL
 from wired import Wired, checked
 
 from rlrun.algos.es import centered_ranks
+from rlrun.cli import _dispatch
 from rlrun.core.batch import Batch
 from rlrun.core.errors import UserError
 from rlrun.core.evolution import NoiseTable
@@ -16,6 +18,7 @@ from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.envs import registry
 from rlrun.families import evolution
+from rlrun.samplers import players
 from rlrun.samplers.evaluator import to_torch
 
 WORDS = [
@@ -166,3 +169,29 @@ def test_what_does_not_fit_is_said(typed, words, said):
     env = [] if any(word.startswith("env=") for word in words) else ["env=CartPole-v1"]
     with pytest.raises(UserError, match=said):
         checked(typed(*words, *env, "logger=[]"))
+
+
+def test_an_episode_without_an_end_is_no_hang(tmp_path, monkeypatch, capsys):
+    gymnasium.register("tests/NoLimit-v0", "gymnasium.envs.classic_control:PendulumEnv")
+    monkeypatch.setattr(players, "ENDLESS", 60)
+    words = ["algo=es", "env=tests/NoLimit-v0", *WORDS, "algo.env_steps_per_batch=0", "resources=debug", "logger=[]"]
+    assert _dispatch(["train", *words, "env_steps=2000", f"run_dir={tmp_path / 'run'}"]) == 1
+    said = capsys.readouterr().err
+    assert "has not ended after 60 steps; " in said and "set env.max_episode_steps" in said
+    words += ["env.max_episode_steps=20", "env_steps=100"]
+    assert _dispatch(["train", *words, f"run_dir={tmp_path / 'other'}"]) == 0
+
+
+def test_a_player_beside_the_learner_plays_one_order_at_a_time(typed, monkeypatch):
+    """Between two of them the run hears of a Ctrl-C and of its limits, an update of 1,000 episodes long."""
+    wiring = Wired(typed("algo=es", "env=CartPole-v1", *WORDS, "resources=debug", "logger=[]"))
+    made = wiring.algorithm()
+    population = wiring.population(wiring.noise())
+    try:
+        population.begin(made.policy, Clock())
+        taken = []
+        while not population.done:
+            taken.append(len(population.take()))
+        assert len(taken) > 1 and set(taken) == {1} and population.take() == []
+    finally:
+        population.close()

@@ -371,6 +371,8 @@ def test_a_run_resumes_to_the_same_bits_and_acts(algo, tmp_path):
     ("words", "said"),
     [
         (["algo=qmix", "env=CartPole-v1"], "CartPole-v1 has one agent, and qmix, vdn, iql and maddpg learn several"),
+        (["algo=vdn", "env=TwoStepGame-v0", "algo.sequence_length=1", "algo.n_step=4"], "n_step 4 is longer than the sequences"),
+        (["algo=iql", "env=TwoStepGame-v0", "algo.sequence_length=1", "algo.lambda_=0.9"], "sequence_length is 1: set it to 0"),
         (["algo=qmix", "env=MultiAgentPendulum-v0"], "chooses one of several actions for each agent"),
         (
             ["algo=vdn", "env=TwoStepGame-v0", "model/memory=none", "algo.burn_in=2"],
