@@ -12,7 +12,7 @@ import numpy as np
 
 from rlrun.bench import charts, page
 from rlrun.bench.recipes import changed
-from rlrun.bench.results import Measured, key_of, measured
+from rlrun.bench.results import Measured, key_of, measured, train_words
 from rlrun.bench.stats import RANDOM_AND_HUMAN, human_normalised, iqm, stratified_bootstrap
 from rlrun.bench.tables import Table, Wanted
 from rlrun.core.checkpoint import write_atomically
@@ -170,8 +170,6 @@ def commands(cells: Sequence[Measured]) -> list[str]:
 
 def command(one: Measured, result: Mapping[str, Any]) -> str:
     """The command that made a result, with a comment where its tuned file has other options today."""
-    from rlrun.bench.reproduce import train_words
-
     key = key_of(one.wanted, result["seed"], result["budget"])
     other = changed(result, train_words(one.wanted, key))
     said = [part.strip() for part in result["command"].split("  # ")]

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from rlrun.bench.longer import from_longer, may_contain_others, same_training
 from rlrun.bench.recipes import changed
-from rlrun.bench.results import Key, default_folder, from_run, key_of, read, write
-from rlrun.bench.tables import Table, Wanted, load, select
+from rlrun.bench.results import Key, default_folder, from_run, key_of, read, train_words, write
+from rlrun.bench.tables import Wanted, load, select
 from rlrun.cli import take_flags
 from rlrun.config.paths import options
 from rlrun.core.errors import UserError, closest
@@ -29,7 +29,6 @@ from rlrun.loggers.mlflow import flatten
 
 FLAGS = {"--only-render": bool, "--dry-run": bool, "--jobs": int, "--timeout": float, "--results": str, "--runs": str}
 KEYS = ("table", "game", "algo", "seeds", "budget")
-ENDLESS = 10**12  # env steps for a run that a time limit ends
 
 
 def main(words: Sequence[str]) -> int:
@@ -119,21 +118,6 @@ def tell_changes(folder: Path, key: Key, wanted: Wanted) -> None:
 def whole(folder: Path, key: Key, wanted: Wanted) -> dict[str, Any] | None:
     """The result for the whole budget, where there is one: running a part of the budget would then add nothing."""
     return None if key.budget == 1 else read(folder, key._replace(budget=1.0), wanted)
-
-
-def train_words(wanted: Wanted, key: Key) -> list[str]:
-    """The words that `rlrun train` gets for this cell."""
-    table: Table = wanted.table
-    steps = ENDLESS if table.env_steps is None else max(1, round(table.env_steps * key.budget))
-    seconds = "null" if table.wall_sec is None else f"{table.wall_sec * key.budget:g}"
-    target = "null" if table.target_return is None else f"{table.target_return:g}"
-    ends = [
-        f"env_steps={steps}",
-        f"stop.return_mean={target}",
-        f"stop.wall_sec={seconds}",
-        "stop.no_improvement_steps=null",
-    ]
-    return [f"tuned={wanted.cell.tuned}", *wanted.cell.words, f"seed={key.seed}", *ends]
 
 
 class CellJob(NamedTuple):

@@ -21,6 +21,7 @@ from rlrun.loggers.jsonl import read as read_rows
 
 FORMAT = 1
 CURVE_POINTS = 200
+ENDLESS = 10**12  # env steps for a run that a time limit ends
 SCORE = "last100: mean return of the last 100 training games, full games, unclipped"
 SECONDS = (
     "seconds of wall time until the mean return of the last 100 training games reached {target:g}, start-up included"
@@ -53,6 +54,21 @@ class Key(NamedTuple):
 
 def key_of(wanted: Wanted, seed: int, budget: float) -> Key:
     return Key(wanted.table.name, wanted.cell.game, wanted.cell.tuned, seed, budget)
+
+
+def train_words(wanted: Wanted, key: Key) -> list[str]:
+    """The words that `rlrun train` gets for this cell."""
+    table: Table = wanted.table
+    steps = ENDLESS if table.env_steps is None else max(1, round(table.env_steps * key.budget))
+    seconds = "null" if table.wall_sec is None else f"{table.wall_sec * key.budget:g}"
+    target = "null" if table.target_return is None else f"{table.target_return:g}"
+    ends = [
+        f"env_steps={steps}",
+        f"stop.return_mean={target}",
+        f"stop.wall_sec={seconds}",
+        "stop.no_improvement_steps=null",
+    ]
+    return [f"tuned={wanted.cell.tuned}", *wanted.cell.words, f"seed={key.seed}", *ends]
 
 
 def protocol(table: Table, config: Mapping[str, Any]) -> dict[str, Any]:
