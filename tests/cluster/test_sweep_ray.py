@@ -14,7 +14,7 @@ import pytest
 
 from rlrun.cluster.engine import HostLost
 from rlrun.core.errors import UserError
-from rlrun.experiments.jobs import Place, TrainingJob
+from rlrun.experiments.jobs import LOST, Place, TrainingJob
 from rlrun.experiments.ray_job import RemoteJob
 from rlrun.experiments.ray_queue import RayQueue
 from rlrun.machine.own_cores import OwnCores
@@ -83,7 +83,7 @@ def test_a_job_runs_fails_and_is_lost_as_a_process_would(tmp_path, own):
     running.kill()
     assert running.wait() == -signal.SIGKILL
     queue.engine.lost.add("000")
-    assert queue(job(other), place).wait() == 1 and (other / "000.log").read_text() == "rlrun: 000 was lost: its machine has died\n"
+    assert queue(job(other), place).wait() == LOST and (other / "000.log").read_text() == "rlrun: 000 was lost: its machine has died\n"
 
 
 def test_what_is_wrong_is_a_sentence(tmp_path, monkeypatch, own):
