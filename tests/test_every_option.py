@@ -773,9 +773,11 @@ def session(words: tuple[str, ...], option: str, value, folder: Path) -> dict:
     for path in folder.rglob("*tfevents*"):
         found["events"] = path.stat().st_size
     texts = re.sub(r"\d[\d,]*(\.\d+)?", "", said.getvalue()).splitlines()  # numbers may be times
-    # The table of the console says how fast the run was, so only its presence counts.
-    found["said"] = [line for line in texts if "runs/" not in line and " lag " not in line]
-    found["table"] = any(" lag " in line for line in texts)
+    # The console's lines and its table say how fast the run was, and there are more of them in a slow one, so only
+    # their presence counts.
+    paced = [line for line in texts if " lag " in line or "/ steps" in line]
+    found["said"] = [line for line in texts if "runs/" not in line and line not in paced]
+    found["table"] = bool(paced)
     return found
 
 
