@@ -14,6 +14,7 @@ import pytest
 import rlrun
 from rlrun.cli import _dispatch
 from rlrun.core.errors import UserError
+from rlrun.experiments.record import logs_to_mlflow, write
 from rlrun.loggers.mirror import Mirror, MlflowPlace
 from rlrun.loggers.mlflow import available, open_experiment
 
@@ -89,6 +90,24 @@ def test_sync_sends_what_is_missing_and_nothing_twice(tmp_path, capsys):
     (path / "mlflow.json").write_text(json.dumps({**memory, "run_id": None, "parameters": False, "offset": 0}))
     assert _dispatch(words) == 0
     assert history(uri, only_run(uri)) == rows, "the run is the same, and so are its points"
+
+
+def test_a_sweep_is_sent_to_another_store_too_with_how_its_jobs_ended(tmp_path):
+    folder, first, second = tmp_path / "s", *(f"sqlite:///{tmp_path / name}" for name in ("one.db", "two.db"))
+    job = folder / "000-failed"
+    config = {"logger": {"mlflow": {"enabled": True, "uri": first, "experiment": "rlrun"}}, "runs_root": str(tmp_path)}
+    folder.mkdir()
+    write(folder, [], [(job.name, [])], config)
+    (folder / "outcomes.json").write_text(json.dumps([{"name": "000-failed", "status": "FAILED"}]))
+    for uri in (first, second, second):
+        assert _dispatch(["sync", str(folder), f"logger.mlflow.uri={uri}"]) == 0
+        run = only_run(uri)
+        assert run.info.status == "FAILED" and not job.exists()
+        counts = {name.removeprefix("jobs/"): value for name, value in run.data.metrics.items()}
+        assert counts.pop("failed") == 1 and set(counts.values()) == {0} and "waiting" in counts
+    known = json.loads((folder / "mlflow.json").read_text())
+    assert known["ended"] and known["uri"] == second, "it is not sent again"
+    assert logs_to_mlflow(["logger=[console]", "seed=1"]) is False and logs_to_mlflow(["seed=1"]) is True
 
 
 def test_a_run_that_goes_on_sends_by_itself(tmp_path):
