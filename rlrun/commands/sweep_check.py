@@ -105,8 +105,8 @@ def check_changes(jobs: Callable[[str, str], dict[str, Any]], changes: Mapping[s
                 )
             if not all(torch_equal(x, other[name]) for name, x in first.items()):
                 raise UserError(
-                    f"{key} says where a run begins, and a member that copies another goes on from what that one has"
-                    " come to; try values with --search tpe or a grid"
+                    f"{key} only sets where a run begins, and a member that copies another goes on from that member's"
+                    " value; try values with --search tpe or a grid"
                 )
 
 

@@ -56,8 +56,8 @@ def check_known(values: Any, where: str, name: str = "") -> None:
             check_known(value, where, name)
     elif isinstance(values, str) and _LOST.search(values) and name != _URI[:-1] and _URI not in values:
         raise UserError(
-            f"{name or values} had a password or a secret in its address, which rlrun does not save, so that {where}"
-            " cannot be run from: let your own code read it from an environment variable"
+            f"{name or values} had a password or a secret in its address. rlrun does not save it, so nothing can be run"
+            f" from {where}: let your own code read it from an environment variable"
         )
 
 

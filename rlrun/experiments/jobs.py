@@ -236,7 +236,7 @@ class Pool:
         except BrokenPipeError:  # as in `rlrun sweep ... | head`
             self._end()
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            raise RunFailed("what is printed here is read no more, so the jobs were asked to save and to end") from None
+            raise RunFailed("nobody reads this output any more, so the jobs were asked to save and to end") from None
         except BaseException:  # a full disk, for example, is no reason to lose what the jobs have learnt
             self._end()
             raise

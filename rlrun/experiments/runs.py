@@ -77,8 +77,8 @@ class SavedRun:
 
 
 def best_return(run: SavedRun) -> float | None:
-    """The best mean return of a run. While fewer games have ended than the mean is of, as at a run's beginning, it
-    counts only if there never were so many."""
+    """The best mean return of a run. Rows from before episode_window games had ended are left out, unless the run never
+    had so many games."""
     metric = return_metric([run])
     values = run.series(metric)[1]
     if metric == RETURN:

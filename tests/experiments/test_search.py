@@ -354,7 +354,7 @@ def test_populations_that_make_no_sense(words, count, every, said):
     ("algo", "values", "said"),
     [
         ("qr_dqn", ["algo.num_quantiles=4,8"], "other shapes"),
-        ("ppo", ["algo.kl_coef=interval(0.2,0.4)", "algo.kl_target=0.01"], "says where a run begins"),
+        ("ppo", ["algo.kl_coef=interval(0.2,0.4)", "algo.kl_target=0.01"], "only sets where a run begins"),
         ("ppo", ["algo.lr=interval(1e-4,1e-3)", "algo.discount=0.9,0.99"], None),
     ],
 )
