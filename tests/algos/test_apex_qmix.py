@@ -16,7 +16,8 @@ from rlrun.models.mixers import SumMixer
 
 GAME = ["env=MultiAgentCartPole-v0", "logger=[]", "model.hidden=[8]"]
 SMALL = ["algo.inner.num_envs=2", "algo.inner.batch_size=16", "algo.inner.learning_starts=40", "replay.capacity=400"]
-SINGLE = ["model/memory=none", "algo.inner.sequence_length=1", "algo.inner.sequence_stride=1", "algo.inner.fragment_length=5"]  # fmt: skip
+SINGLE = ["model/memory=none", "algo.inner.sequence_length=1", "algo.inner.sequence_stride=1", "algo.inner.fragment_length=5",
+          "algo.inner.n_step=1"]  # fmt: skip
 MEMORY = ["model.memory.size=4", "algo.inner.sequence_length=5", "algo.inner.sequence_stride=5",
           "algo.inner.fragment_length=10", "algo.inner.burn_in=2"]  # fmt: skip
 
@@ -25,8 +26,7 @@ def words(inner, rows):
     return ["algo=apex", f"algo@algo.inner={inner}", *GAME, *SMALL, *rows]
 
 
-@pytest.mark.parametrize("n_step", [1, 3])
-@pytest.mark.parametrize("rows", [SINGLE, MEMORY], ids=["single", "memory"])
+@pytest.mark.parametrize(("rows", "n_step"), [(SINGLE, 1), (MEMORY, 1), (MEMORY, 3)])
 @pytest.mark.parametrize("inner", JOINT)
 def test_first_priorities_are_those_that_a_learner_with_the_samplers_weights_gives(typed, inner, rows, n_step):
     """The learner unrolls the same rows again, so that this compares two ways to the same number. QMIX's samplers have
