@@ -281,7 +281,7 @@ def test_every_option_of_a_group_types(typed, group):
         if "/" not in name:
             config = typed(
                 "algo=impala",
-                "env=Pong" if name in ("nature_cnn", "impala_resnet", "filtered_pixels") else "env=CartPole-v1",
+                "env=Pong" if name in ("nature_cnn", "impala_resnet") else "env=CartPole-v1",
                 f"{group}={name}",
             )
             node = config.runner if group == "runner" else getattr(config.run, group)

@@ -50,6 +50,7 @@ class Config(ActorCriticConfig):
 class A2C(Algorithm):
     cfg: Config
     policy: DistributionPolicy
+    filters_pixels = True
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:

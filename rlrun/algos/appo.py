@@ -70,6 +70,7 @@ class Config(ActorCriticConfig):
 class APPO(Algorithm):
     cfg: Config
     policy: DistributionPolicy
+    filters_pixels = True
     kl_coef: Tensor
 
     @classmethod

@@ -49,6 +49,7 @@ class Config(ActorCriticConfig):
 class Impala(Algorithm):
     cfg: Config
     policy: DistributionPolicy
+    filters_pixels = True
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:

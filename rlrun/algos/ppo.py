@@ -78,6 +78,7 @@ class Config(ActorCriticConfig):
 class PPO(Algorithm):
     cfg: Config
     policy: DistributionPolicy
+    filters_pixels = True
     kl_coef: Tensor
 
     @classmethod

@@ -201,6 +201,7 @@ class Algorithm(nn.Module):
     side_by_side: ClassVar[bool] = False
     knows_first_priority: ClassVar[bool] = False  # first_priority() is implemented and needs only what samplers record
     has_world_model: ClassVar[bool] = False  # open_loop() is implemented
+    filters_pixels: ClassVar[bool] = False  # model.observation_filter=auto is mean_std for images
     reward_scale: RunningMoments | None  # set by algorithms that normalise rewards; needs() then sets return_discount
 
     @classmethod

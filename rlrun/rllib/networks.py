@@ -228,8 +228,6 @@ def _memory(one: Translation) -> None:
     if recurrent and (lstm or attention):
         (_attention if attention else _lstm)(one)
         _lengths(one)
-    elif one.core == "a3c":
-        one.choose("model", "auto", why="RLlib's A3C does not filter pixels unless it is told to")
     elif lstm or attention:
         reason = one.table.get("use_lstm", {}).get("why", "")
         for key in ("model.use_lstm", "use_lstm", "model.use_attention"):

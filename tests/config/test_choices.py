@@ -4,9 +4,10 @@ import json
 
 import pytest
 import yaml
-from conftest import by_hydra, of_groups
+from conftest import by_hydra, compose, of_groups
 
 from rlrun.cli import _dispatch
+from rlrun.config.automatic import settled
 from rlrun.config.saved import saved_config
 from rlrun.config.signature import sign
 from rlrun.core.errors import UserError
@@ -148,3 +149,21 @@ def test_old_runs_have_options_that_did_nothing(tmp_path, capsys):
 def test_tests_compose_what_hydra_does(words):
     """conftest.of_groups puts a config together from parts."""
     assert json.loads(of_groups(words)) == json.loads(by_hydra(words))
+
+
+@pytest.mark.parametrize("words, expected", [
+    (["algo=a3c", "env=Pong"], "mean_std"),
+    (["algo=ddppo", "env=Pong", "model=lstm"], "mean_std"),
+    (["algo=impala", "env=Pong", "model=impala_resnet", "model.observation_filter=none"], "none"),
+    (["algo=ppo", "env=CartPole-v1"], "none"),
+    (["algo=appo", "env=rlrun/EverySpace-v0"], "none"),  # an image is one part of several
+    (["algo=appo", "env=Pong", "model=own"], "none"),
+    (["algo=rnd", "env=Pong"], "none"),
+    (["algo=dqn", "env=Pong"], "none"),
+    (["algo=dqn", "env=Pong", "model.observation_filter=mean_std"], "mean_std"),
+])  # fmt: skip
+def test_policy_gradients_normalise_the_pixels_of_images(words, expected):
+    words = [word if word != "model=own" else "model.encoder=my_package.module:Encoder" for word in words]
+    made, told = settled(compose(*words))
+    assert made["model"]["observation_filter"] == expected
+    assert ("observation_filter" in told) == (expected == "mean_std" and "model.observation_filter=mean_std" not in words)

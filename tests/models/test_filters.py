@@ -150,7 +150,7 @@ def test_pixels_are_filtered_one_by_one(typed):
     words = ["algo=ppo", "env=Pong", "env.size=42", "resources.device=cpu", "resources.precision=fp32"]
     plain, made = (
         Wired(typed(*words, *more)).algorithm().policy
-        for more in ([], ["model.observation_filter=mean_std", "model.observation_clip=5"])
+        for more in (["model.observation_filter=none"], ["model.observation_clip=5"])
     )
     one = made.filter.filters[0]
     own = {name: value for name, value in made.state_dict().items() if not name.startswith("filter")}
