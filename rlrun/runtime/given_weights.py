@@ -22,10 +22,14 @@ def _found(path: Path, otherwise: str) -> tuple[Path, str | None]:
     return run_dir, checkpoint
 
 
-def _first(error: RuntimeError) -> str:
-    """The first of the misfits that PyTorch lists below a heading."""
+def _misfit(error: RuntimeError, run_dir: Path) -> str:
+    """The first of the misfits that PyTorch lists below a heading, and what would mend it if it is a filter."""
     said = str(error).splitlines()
-    return said[1].strip() if len(said) > 1 else said[0]
+    first = said[1].strip() if len(said) > 1 else said[0]
+    if "filter.filters." not in first:
+        return first
+    theirs = load_yaml(run_dir / "config.yaml").get("model", {}).get("observation_filter", "none")
+    return f"that run has model.observation_filter={theirs}; set it here, too"
 
 
 def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
@@ -70,7 +74,7 @@ def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
             for part in [m for m in algorithm.modules() if isinstance(m, Algorithm)]:
                 part.renew_targets()
     except RuntimeError as error:
-        raise UserError(f"init={path}: its weights do not fit this run's env and model: {_first(error)}") from None
+        raise UserError(f"init={path}: its weights do not fit this run's env and model: {_misfit(error, run_dir)}") from None
 
 
 def other_functions(values: dict[str, Any], path: Path) -> str | None:
@@ -116,4 +120,4 @@ def give_weights(algorithm: Multi) -> None:
             algorithm.policy.policy(name).load_state_dict(weights)
         except RuntimeError as error:
             what = "its weights do not fit this run's env, model and algorithm"
-            raise UserError(f"algo.fixed.{name}={path}: {what}: {_first(error)}") from None
+            raise UserError(f"algo.fixed.{name}={path}: {what}: {_misfit(error, run_dir)}") from None

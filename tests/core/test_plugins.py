@@ -203,6 +203,9 @@ def test_weights_that_do_not_fit_get_a_sentence(tmp_path):
                 f"run_dir={tmp_path / 'b'}",
             ]
         )
+    filtered = ["algo=impala", "env=rlrun/Identity-v0", *small, "model.hidden=[8]", "model.observation_filter=mean_std"]
+    with pytest.raises(UserError, match="that run has model.observation_filter=none; set it here, too"):
+        _dispatch(["train", *filtered, f"init={path}", f"run_dir={tmp_path / 'c'}"])
     with pytest.raises(UserError, match=r"There is no option algo\.lrr"):
         _dispatch(["train", "--from-run", str(path), "algo.lrr=3"])
     with pytest.raises(UserError, match="cannot be chosen anew with --from-run"):
