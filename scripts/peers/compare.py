@@ -35,7 +35,11 @@ PACKAGES = {  # in addition to torch, which has the version of scripts/constrain
 OFFLINE_PACKAGES = {"d3rlpy": ["d3rlpy==2.8.1"]}  # of the peers that offline.py compares with
 KNOWN = {"impala": list(PACKAGES), "ppo": list(PACKAGES), "dqn": ["stable_baselines3", "cleanrl_style"]}
 # Where rlrun's defaults differ from the others', rlrun uses the others'.
-SAME_WORK = {"dqn": ["replay.capacity=30000", "algo.double=false", "algo.head.dueling=false"]}
+SAME_WORK = {
+    "dqn": ["replay.capacity=30000", "algo.double=false", "algo.head.dueling=false"],
+    "impala": ["model.observation_filter=none"],
+    "ppo": ["model.observation_filter=none"],
+}
 START_SEC = 180.0  # time that a program may take to start, in addition to the time that it measures
 
 
