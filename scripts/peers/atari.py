@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from compare import ROOT, Failed, last
 
+from rlrun.config.types import load_yaml
 from rlrun.core.seeding import Seeds
 from rlrun.envs.atari import AtariConfig
 from rlrun.envs.registry import Factory, make_spec
@@ -84,6 +85,7 @@ def train(algo: str, game: str) -> dict[str, Any]:
             raise Failed(last(lines, code))
         rows = [json.loads(line) for line in (run / "progress.jsonl").read_text().splitlines()]
         summary = json.loads((run / "summary.json").read_text())
+        chosen = load_yaml(run / "config.yaml")["model"]["observation_filter"]
     played = [row for row in rows if row.get("sample/return_mean") is not None]
     if not played:
         raise Failed("no game ended")
@@ -94,6 +96,7 @@ def train(algo: str, game: str) -> dict[str, Any]:
         "curve": [[row["env_steps"], row["sample/return_mean"]] for row in played][:: max(1, len(played) // 100)],
         "env_steps": summary["env_steps"],
         "wall_sec": summary["wall_sec"],
+        "observation_filter": chosen,
         "seed": 1,
         "command": f"rlrun train {' '.join(words)}",
         "versions": {name: summary["versions"][name] for name in ("rlrun", "torch", "gymnasium")},
@@ -126,15 +129,23 @@ def markdown(found: dict[tuple[str, str], dict[str, Any]], randoms: dict[str, di
         f"mean return of the last {EPISODES} training games, which are full games without clipped rewards, and its",
         f"standard deviation over games. Random play is {EPISODES} games of uniformly random actions.",
         "",
-        "| algorithm, game | score | random play | standard errors above it | wall time |",
-        "| --- | --- | --- | --- | --- |",
+        "Results without normalised pixels are from before these became the default.",
+        "",
+        "| algorithm, game | normalised pixels | score | random play | standard errors above it | wall time |",
+        "| --- | --- | --- | --- | --- | --- |",
     ]
     for (algo, game), one in found.items():
         above, random = errors_above(one, randoms[game]), randoms[game]
         score, base = (f"{row['final']:.1f} (deviation {row['std']:.1f})" for row in (one, random))
         said = f"{above:.1f}" + ("" if above >= ERRORS else ", BELOW 3")
-        lines.append(f"| {algo}, {game} | {score} | {base} | {said} | {one['wall_sec'] / 60:.0f} min |")
-    machines = sorted({f"{one['hardware']['cores']} cores of an {one['hardware']['cpu']}" for one in found.values()})
+        pixels = "yes" if one.get("observation_filter") == "mean_std" else "no"
+        lines.append(f"| {algo}, {game} | {pixels} | {score} | {base} | {said} | {one['wall_sec'] / 60:.0f} min |")
+    machines = sorted(
+        {
+            f"{one['hardware']['cores']} core{'s' * (one['hardware']['cores'] > 1)} of an {one['hardware']['cpu']}"
+            for one in found.values()
+        }
+    )
     commits = sorted({str(one["git_commit"])[:12] for one in found.values()})
     lines += [
         "",
@@ -144,9 +155,10 @@ def markdown(found: dict[tuple[str, str], dict[str, Any]], randoms: dict[str, di
         )
         + ".",
         "",
-        "Each run is the command `rlrun train algo=ALGORITHM env=GAME env_steps=500000 seed=1`, by rlrun at "
-        f"{', '.join(commits)} on {' and '.join(machines)}, with other work on the machine. Each run is a file of",
-        "tuned/results/learning. `scripts/compare_peers --learning --atari --markdown docs/learning_atari.md` made this.",
+        f"Each run is the command `rlrun train algo=ALGORITHM env=GAME env_steps={ENV_STEPS} seed=1`, by rlrun at",
+        f"{', '.join(commits)} on {' and '.join(machines)}, with other work on the",
+        "machine. Each run is a file of tuned/results/learning. `scripts/compare_peers --learning --atari --markdown",
+        "docs/learning_atari.md` made this.",
         "",
     ]
     return "\n".join(lines)
