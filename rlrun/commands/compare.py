@@ -101,7 +101,7 @@ def outcomes(one, other) -> list[list[str]]:
     rows.append([f"return at {shared:,} env steps", *(short(value) for value in at)])
     for name in metrics(both):
         values = [next((row[name] for row in reversed(run.rows) if row.get(name) is not None), None) for run in both]
-        if any(value is not None for value in values) and name.split("/")[0] in ("sample", "learn", "eval"):
+        if any(value is not None for value in values) and name.split("/")[0] in ("sample", "learn", "eval", "estimate"):
             rows.append(
                 [
                     f"last {name}",

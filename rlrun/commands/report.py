@@ -116,6 +116,10 @@ def of_run(run) -> str:
                 charts.svg(charts.learning_curves(*curves([run], "eval/return_mean"), "mean of evaluation games", ""))
             ),
         ]
+    estimates = [name for name in metrics([run]) if name.startswith("estimate/") and len(run.series(name)[0]) > 1]
+    if estimates:
+        drawn = charts.small_multiples([(name, *run.series(name)) for name in estimates])
+        body += ["<h2>Value, estimated from data</h2>", page.picture(charts.svg(drawn))]
     body += video_of(run)
     body += regret_of([run])
     body += games_of(run)

@@ -44,10 +44,10 @@ def settled(values: dict[str, Any], kind: Kind | None = None) -> tuple[dict[str,
     kind = kind or observations(made["env"])
     for path, node, table, name in open_:
         node[name] = _value(table, name, kind, str(node.get("encoder", "")))
-        if name == FILTER:
-            node[name] = node[name] if algorithm_class(made["algo"]).filters_pixels else "none"
-            if node[name] == "none":
-                continue  # nothing is done, and nothing need be said
+        if name == FILTER and node[name] != "none" and not algorithm_class(made["algo"]).filters_pixels:
+            node[name] = "none"
+        if name == FILTER and node[name] == "none":
+            continue  # nothing is done, and nothing need be said
         if path != "replay" or (made.get("runner") or {}).get("name") != "offline":  # recorded data need none
             told.append(f"{path}.{name}={node[name]}")
     return made, f"defaults for {_SAID[kind]}: {', '.join(told)}" if told else ""

@@ -27,6 +27,7 @@ from typing import Any
 import torch
 
 from rlrun.core.errors import Notice, RunFailed, UserError
+from rlrun.core.numbers import whole_number
 
 FORMAT = 1
 PARTS = ("policy", "algorithm", "sampler")  # the tensors of every run
@@ -351,9 +352,9 @@ class Checkpoints:
             if name == "best" and best is None:
                 raise UserError(f"{self.directory} has no best checkpoint yet; checkpoint=last takes the newest one")
             name = best
-        name = name or names[-1]
-        if re.fullmatch("[0-9]+", name):
-            name = f"{int(name):012d}"
+        name = names[-1] if name is None else name
+        if (steps := whole_number(name)) is not None:
+            name = f"{steps:012d}"
         if name not in [*names, *self._kept()]:
             raise UserError(f"{self.directory} has no checkpoint {name}; it has {', '.join(names)}")
         path = self.directory / name

@@ -18,7 +18,7 @@ class TensorBoard:
 
     def log(self, row: dict[str, Any]) -> None:
         for name, value in row.items():
-            if name != "env_steps" and value is not None:
+            if name != "env_steps" and isinstance(value, int | float):  # a callback may put texts into a row
                 self.writer.add_scalar(name, value, row["env_steps"])
 
     def draw(self, steps: int, histograms: Mapping[str, np.ndarray]) -> None:

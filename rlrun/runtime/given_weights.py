@@ -7,10 +7,12 @@ from typing import Any
 
 from rlrun.algos.multi import Multi
 from rlrun.config.algorithms import algorithm_class
+from rlrun.config.signature import signed
 from rlrun.config.types import load_yaml
 from rlrun.config.unused import flattened
 from rlrun.core.algorithm import Algorithm
 from rlrun.core.errors import UserError
+from rlrun.core.plugins import allow, modules_in
 from rlrun.runtime.rundir import checkpoints_of
 
 
@@ -26,7 +28,7 @@ def _misfit(error: RuntimeError, run_dir: Path) -> str:
     """The first of the misfits that PyTorch lists below a heading, and what would mend it if it is a filter."""
     said = str(error).splitlines()
     first = said[1].strip() if len(said) > 1 else said[0]
-    if "filter.filters." not in first:
+    if "filter.filters." not in first or not first.startswith(("Missing key", "Unexpected key")):
         return first
     theirs = load_yaml(run_dir / "config.yaml").get("model", {}).get("observation_filter", "none")
     return f"that run has model.observation_filter={theirs}; set it here, too"
@@ -41,6 +43,8 @@ def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
     checkpoint, or a run directory, of which the last checkpoint is taken."""
     run_dir, checkpoint = _found(path, f"init={path} is neither a run directory nor one of its checkpoints")
     tensors, _ = checkpoints_of(run_dir).load(checkpoint, parts=("policy", "algorithm"))
+    if signed(run_dir / "config.yaml"):  # a run of this user's own may name modules of the user's own
+        allow(modules_in(load_yaml(run_dir / "config.yaml")["algo"]))
     other, saved, anew = (
         load_yaml(run_dir / "config.yaml")["algo"],
         tensors["algorithm"]["module"],
@@ -74,7 +78,8 @@ def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
             for part in [m for m in algorithm.modules() if isinstance(m, Algorithm)]:
                 part.renew_targets()
     except RuntimeError as error:
-        raise UserError(f"init={path}: its weights do not fit this run's env and model: {_misfit(error, run_dir)}") from None
+        said = _misfit(error, run_dir)
+        raise UserError(f"init={path}: its weights do not fit this run's env and model: {said}") from None
 
 
 def other_functions(values: dict[str, Any], path: Path) -> str | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
 from rlrun.cli import compose
 from rlrun.config.run import type_config
 from rlrun.config.types import plain
-from rlrun.core.errors import UserError
+from rlrun.core.errors import Notice, UserError
 from rlrun.core.specs import EnvSpec
 from rlrun.envs.names import names
 from rlrun.envs.recorded import RecordedConfig
@@ -20,7 +21,8 @@ def environment_of(trained: Trained, name: str | None = None) -> tuple[EnvConfig
     """The environment of the run or, for a run that learnt from data alone, one of this machine that has the spaces of
     that of the data, and its name or the one that is given. Otherwise why there is none, in words.
 
-    Raises UserError if a name is given for a run that has an environment."""
+    Data keep the name of their environment, but not its options. For a run that learnt from data alone, a warning says
+    so. Raises UserError if a name is given for a run that has an environment."""
     cfg, spec = trained.config.env, trained.spec
     if not isinstance(cfg, RecordedConfig):
         if name is not None:
@@ -55,6 +57,12 @@ def environment_of(trained: Trained, name: str | None = None) -> tuple[EnvConfig
     ):
         if one != other:
             return f"{none} {called} has other {what} here than in the data"
+    warnings.warn(
+        f"the data do not say with which options {called} was made, so it is played with its defaults; a run that is"
+        " trained with env=NAME and its options beside data.path= is played with them",
+        Notice,
+        stacklevel=2,
+    )
     return cfg, own
 
 

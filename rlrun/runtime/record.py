@@ -21,6 +21,7 @@ from rlrun.envs.registry import Factory
 from rlrun.policies.exploration import uniform
 from rlrun.runtime.trained import Trained
 from rlrun.samplers.collector import Collector
+from rlrun.samplers.evaluator import check_end
 
 Way = Literal["explore", "greedy", "random"]
 ROWS = 16  # rows of a fragment
@@ -127,6 +128,9 @@ def record(trained: Trained, folder: Path, wish: Wish, way: Way, seed: int, envs
             header = collector.collect(batch, acting, 0, trained.clock, trained.clock.updates)
             recorder.add([Fragment(header, batch)])
             steps += header.env_steps
+            if wish.episodes is not None:
+                wanted = [any(count) for count in quota.left]
+                check_end(spec, collector.columns.lengths[wanted], "episodes= asks for whole ones")
     finally:
         collector.columns.env.close()
         recorder.close()

@@ -280,7 +280,10 @@ def load(run_dir: str | Path, checkpoint: str | int = "last", trust: bool = Fals
     installed package contains; they are imported. Raises UserError when the directory holds no run, or when the
     checkpoint is missing, damaged or does not fit the config.
     """
-    path = Path(run_dir)
+    try:
+        path = Path(run_dir)
+    except TypeError:
+        raise UserError(f"a run is given by its directory, not by {run_dir!r}") from None
     # A run that was made here may name the user's own modules, also in a program that is not the command.
     with nullcontext() if trust or signed(path / "config.yaml") else only_installed():
         return _loaded(path, checkpoint, trust)

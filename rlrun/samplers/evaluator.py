@@ -11,12 +11,14 @@ import torch
 
 from rlrun.core.batch import Batch
 from rlrun.core.env import EnvFactory, Rows, paid
+from rlrun.core.errors import RunFailed
 from rlrun.core.policy import Mode, Policy
 from rlrun.core.pulse import STEP, doing
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import EnvSpec
 
+ENDLESS = 100_000  # steps after which an episode without a time limit is thought to have no end
 TOGETHER, SEARCHED = 8, 64  # environments that a process steps together; those of a game that is searched
 
 
@@ -34,6 +36,16 @@ def to_torch(rows: Rows) -> Batch:
             for name, value in rows.items()
         }
     )
+
+
+def check_end(spec: EnvSpec, lengths: np.ndarray, why: str) -> None:
+    """Raises RunFailed if an episode is so long that it seems to have no end. lengths: env steps of those that go on.
+    why: a clause about what whole episodes are for."""
+    if spec.max_episode_steps is None and lengths.max(initial=0) >= ENDLESS:
+        raise RunFailed(
+            f"an episode of {spec.name} has no limit, and has not ended after {ENDLESS:,} steps; {why}: set"
+            f" {spec.limit_option}"
+        )
 
 
 class FullGame(NamedTuple):
@@ -120,6 +132,7 @@ class Evaluator:
                 each += step.reward if spec.joint else reward
                 lived = step.valid.reshape(envs, agents).any(1)
                 lengths += lived
+                check_end(spec, lengths[counted < quota], "a score is the return of a whole episode")
                 discounted += factor * reward[:, counts].sum(1)
                 factor[lived] *= discount
                 for number in np.flatnonzero(is_first.reshape(envs, agents).all(1)):

@@ -34,9 +34,8 @@ from rlrun.core.seeding import Seeds
 from rlrun.dataflow.stores import WeightStore
 from rlrun.dataflow.weights import WeightBus
 from rlrun.dataflow.workers import READY, Workers, at_end, start_sec
-from rlrun.samplers.evaluator import to_torch
+from rlrun.samplers.evaluator import check_end, to_torch
 
-ENDLESS = 100_000  # steps after which an episode without a time limit is thought to have no end
 ALIVE_SEC = 2.0  # seconds between two messages of a player whose order takes long
 FILTER_ROWS = 256  # rows of observations that are collected before their moments are computed
 ORDERS = 1 << 20  # upper bound of the number of orders in one update
@@ -171,12 +170,7 @@ class _Episodes:
         self.signs += np.sign(reward)
         self.lengths += moved_on
         self.steps += int(moved_on.sum())
-        spec = self.env.spec
-        if spec.max_episode_steps is None and self.lengths.max() >= ENDLESS:
-            raise RunFailed(
-                f"an episode of {spec.name} has no limit, and has not ended after {ENDLESS:,} steps; evolution learns"
-                f" from whole episodes: set {spec.limit_option}"
-            )
+        check_end(self.env.spec, self.lengths, "evolution learns from whole episodes")
         self.obs, self.is_first = map_rows(step.obs, np.array), step.is_first
         self.failures += step.failed.values()
         for number in np.flatnonzero(step.is_first.reshape(envs, self.agents).all(1)).tolist():

@@ -18,7 +18,7 @@ from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.envs import registry
 from rlrun.families import evolution
-from rlrun.samplers import players
+from rlrun.samplers import evaluator
 from rlrun.samplers.evaluator import to_torch
 
 WORDS = [
@@ -173,7 +173,7 @@ def test_what_does_not_fit_is_said(typed, words, said):
 
 def test_an_episode_without_an_end_is_no_hang(tmp_path, monkeypatch, capsys):
     gymnasium.register("tests/NoLimit-v0", "gymnasium.envs.classic_control:PendulumEnv")
-    monkeypatch.setattr(players, "ENDLESS", 60)
+    monkeypatch.setattr(evaluator, "ENDLESS", 60)
     words = ["algo=es", "env=tests/NoLimit-v0", *WORDS, "algo.env_steps_per_batch=0", "resources=debug", "logger=[]"]
     assert _dispatch(["train", *words, "env_steps=2000", f"run_dir={tmp_path / 'run'}"]) == 1
     said = capsys.readouterr().err

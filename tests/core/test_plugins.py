@@ -13,6 +13,7 @@ from wired import Wired
 
 from rlrun.cli import _dispatch
 from rlrun.config.run import type_config
+from rlrun.config.signature import sign
 from rlrun.config.types import load_yaml
 from rlrun.core.errors import UserError
 from rlrun.runtime.rundir import checkpoints_of
@@ -91,6 +92,10 @@ def test_an_algorithm_of_ones_own_trains_resumes_and_evaluates(tmp_path):
     assert "return 1.00" in rlrun("evaluate", path, "episodes=3")
     rlrun("resume", path, f"env_steps={last['env_steps'] + 1000}", "stop.return_mean=null")
     assert rows_of(path)[-1]["env_steps"] >= last["env_steps"] + 1000
+    config = path / "config.yaml"
+    config.write_text("".join(line for line in config.read_text().splitlines(True) if "layer_norm" not in line))
+    sign(config)
+    assert "return 1.00" in rlrun("evaluate", path, "episodes=3"), "a run from before an option"
 
 
 @pytest.mark.slow
@@ -204,7 +209,7 @@ def test_weights_that_do_not_fit_get_a_sentence(tmp_path):
             ]
         )
     filtered = ["algo=impala", "env=rlrun/Identity-v0", *small, "model.hidden=[8]", "model.observation_filter=mean_std"]
-    with pytest.raises(UserError, match="that run has model.observation_filter=none; set it here, too"):
+    with pytest.raises(UserError, match=r"that run has model\.observation_filter=none; set it here, too"):
         _dispatch(["train", *filtered, f"init={path}", f"run_dir={tmp_path / 'c'}"])
     with pytest.raises(UserError, match=r"There is no option algo\.lrr"):
         _dispatch(["train", "--from-run", str(path), "algo.lrr=3"])

@@ -19,7 +19,7 @@ import rlrun
 from rlrun.cli import _dispatch
 from rlrun.config.run import type_config
 from rlrun.core.batch import allocate, fragment_layout
-from rlrun.core.errors import RunFailed, UserError
+from rlrun.core.errors import Notice, RunFailed, UserError
 from rlrun.dataflow.slots import Fragment, Header
 from rlrun.datasets.open import open_source
 from rlrun.datasets.recorder import TrajectoryRecorder
@@ -347,6 +347,8 @@ def test_the_command_needs_no_env(recorded, tmp_path, capsys):
     words = ["train", *OFFLINE[:2], "resources=debug", "logger=[]", f"data.path={recorded}", "env_steps=500"]
     assert _dispatch([*words, f"run_dir={tmp_path / 'run'}"]) == 0
     assert "dqn on rlrun/Identity-v0" in capsys.readouterr().out
+    with pytest.warns(Notice, match="the data do not say with which options rlrun/Identity-v0 was made"):
+        assert _dispatch(["evaluate", str(tmp_path / "run"), "episodes=1", "checkpoint=last"]) == 0
 
 
 def test_a_policy_is_recorded_and_shown(tmp_path, capsys, monkeypatch):

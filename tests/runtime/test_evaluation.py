@@ -5,6 +5,7 @@ import json
 import types
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 from conftest import compose
@@ -12,7 +13,7 @@ from conftest import compose
 from rlrun.cli import _dispatch
 from rlrun.config.run import type_config
 from rlrun.core.duties import improves
-from rlrun.core.errors import EnvError, UserError
+from rlrun.core.errors import EnvError, RunFailed, UserError
 from rlrun.core.evaluation import Evaluated
 from rlrun.core.pulse import Limits
 from rlrun.core.restarts import Restarts
@@ -24,7 +25,7 @@ from rlrun.runtime import session
 from rlrun.runtime.plan import plan
 from rlrun.runtime.rundir import checkpoints_of
 from rlrun.runtime.trained import load
-from rlrun.samplers import evaluators
+from rlrun.samplers import evaluator, evaluators
 from rlrun.samplers.evaluator import Evaluator
 from rlrun.samplers.evaluators import EvaluationCrew
 
@@ -224,3 +225,16 @@ def test_a_hang_in_an_evaluation_is_seen(tmp_path):
 def test_what_is_not_a_number_is_never_the_best():
     assert improves(1.0, None) and improves(2.0, 1.0) and improves(1.0, float("nan"))
     assert not any(improves(*pair) for pair in ((None, None), (1.0, 1.0), (float("nan"), None), (float("nan"), 1.0)))
+
+
+def test_an_episode_without_an_end_is_no_hang(tmp_path, monkeypatch, capsys):
+    gymnasium.register("tests/NoEnd-v0", "gymnasium.envs.classic_control:PendulumEnv")
+    monkeypatch.setattr(evaluator, "ENDLESS", 60)
+    run, small = tmp_path / "run", ["algo.fragment_length=10", "algo.batch_size=20", "resources=debug", "logger=[]"]
+    words = ["algo=pg", "env=tests/NoEnd-v0", *small, "model.hidden=[8]", "env_steps=40"]
+    assert _dispatch(["train", *words, f"run_dir={run}"]) == 0
+    assert _dispatch(["train", *words, "eval.every=20", f"run_dir={tmp_path / 'other'}"]) == 1
+    for command in (["evaluate", str(run)], ["record", str(run), "random", f"to={tmp_path / 'data'}"]):
+        with pytest.raises(RunFailed, match=r"no limit, and has not ended after 60 steps; .*: set env\.max_episode_steps"):
+            _dispatch([*command, "episodes=1"])
+    assert _dispatch(["record", str(run), "random", "env_steps=100", f"to={tmp_path / 'rows'}"]) == 0

@@ -106,9 +106,12 @@ def test_what_act_is_given_is_checked_part_by_part(tmp_path):
             policy.act(obs, mode)
     steps = policy.clock.env_steps
     assert rlrun.load(tmp_path / "run", steps).clock.env_steps == steps
-    for wrong in (2.5, True, steps + 1):
+    assert rlrun.load(tmp_path / "run", f"{steps:_}").clock.env_steps == steps
+    for wrong in (2.5, True, steps + 1, ""):
         with pytest.raises(rlrun.UserError, match="checkpoint"):
             rlrun.load(tmp_path / "run", wrong)
+    with pytest.raises(rlrun.UserError, match="a run is given by its directory, not by None"):
+        rlrun.load(None)
 
 
 @pytest.mark.parametrize("options, said", [
