@@ -138,6 +138,8 @@ class OffPolicyActorCriticConfig(OffPolicyConfig, ActingConfig):
     def check_memory(self, model: Model) -> None:
         """Raises UserError if a memory has no sequences to learn from, or sequences have no memory to train."""
         remembers = model.cfg.memory.kind != "none"
+        if remembers and getattr(self, "input_priorities", False):
+            raise UserError(f"{self.name} with input_priorities, as inside Ape-X, has no memory: set model/memory=none")
         if remembers and self.sequence_length is None:
             raise UserError(
                 f"{self.name} with memory learns from sequences: set algo.sequence_length and algo.burn_in, such as 20"
@@ -258,6 +260,9 @@ def weight_decay(net: nn.Module, l2: float) -> Tensor | float:
     if l2 == 0:
         return 0.0
     weights = [part.weight for part in net.modules() if isinstance(part, nn.Linear | nn.Conv2d | EnsembleLinear)]
+    for part in net.modules():
+        if isinstance(part, nn.RNNBase):
+            weights += [value for name, value in part.named_parameters() if name.startswith("weight")]
     return l2 * 0.5 * sum(weight.square().sum() for weight in weights)
 
 

@@ -15,8 +15,9 @@ class Limiter:
     rows may always be inserted, and always be learnt from once `starts` env steps are there.
     """
 
-    def __init__(self, starts: int, ratio: float | None, batch: int):
-        self.starts, self.ratio, self.batch = starts, ratio, batch
+    def __init__(self, starts: int, ratio: float | None, batch: int, parts: int = 1):
+        """parts: the number of processes that insert `starts` env steps each."""
+        self.starts, self.ratio, self.batch, self.parts = starts, ratio, batch, parts
         self.came = 0  # env steps inserted into this replay
         self.credit = 0.0  # number of rows that may be learnt from now
 
@@ -52,6 +53,6 @@ class Limiter:
         if folder is not None:
             return None
         return (
-            f"the checkpoint holds no replayed rows: learning goes on after {self.starts:,} new env steps"
-            " (replay.checkpoint=true saves them)"
+            f"the checkpoint holds no replayed rows: learning goes on after {self.starts * self.parts:,} new env steps"
+            " (a run that is started with replay.checkpoint=true saves them with its newest checkpoint)"
         )

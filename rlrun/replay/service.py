@@ -25,6 +25,7 @@ from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.errors import ProcessLost, RunFailed
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
+from rlrun.dataflow.ranks import SAVE_SEC
 from rlrun.dataflow.slots import Fragment, Header, Slots
 from rlrun.dataflow.stores import FragmentStore, Key
 from rlrun.dataflow.workers import READY, Worker, Workers
@@ -74,16 +75,17 @@ def shard_process(pipe: Connection, job: ShardJob) -> None:
             key, writes = facts
             replay.write(key, **writes)
         elif what == "save":
-            (folder,) = facts
+            question, folder = facts
             try:
                 if folder is not None:
                     replay.save_rows(folder)
-                pipe.send(("saved", replay.state()))
+                pipe.send(("saved", question, replay.state()))
             except OSError as error:  # a full disk must not end the run; the learner skips this checkpoint
-                pipe.send(("saved", error))
+                pipe.send(("saved", question, error))
         elif what == "load":
-            replay.load(facts[0], facts[1])
-            pipe.send(("loaded", replay.starts))
+            question, state, folder = facts
+            replay.load(state, folder)
+            pipe.send(("loaded", question, replay.starts))
 
 
 class Drawn(NamedTuple):
@@ -137,7 +139,8 @@ class ShardedReplay:
         self.starts_of = [0] * shards
         # For each shard, its share of all batches (in proportion to its starts) minus the batches taken from it.
         self.owed = [0.0] * shards
-        self.answers: list[tuple[int, Any]] = []
+        self.question = 0  # the number of the last question to all shards
+        self.answers: list[tuple[int, Any]] = []  # to this question
         self.finish_writes: Callable[[], None] = lambda: None  # called before saving, to complete delayed writes
 
     def pin(self) -> None:
@@ -195,26 +198,26 @@ class ShardedReplay:
         messages = self.workers.receive_or_nothing(0.0)
         for worker, message in messages:
             shard = self.number[worker.name]
-            what, fact = message[0], message[1]
+            what, fact = message[:2]
             if what == "added":
                 self.added.append(fact)
                 self.starts_of[shard] = message[2]
             elif what == "drawn":
                 self.ready.append(Drawn(shard, fact, self.views[shard][fact]))
-            else:
-                self.answers.append((shard, fact))
+            elif fact == self.question:  # a shard may answer later than anybody waits
+                self.answers.append((shard, message[2]))
         return bool(messages)
 
-    def _ask(self, message: Callable[[int], tuple]) -> list[Any]:
-        """Sends message(i) to every shard i and returns their answers in the order of shards."""
+    def _ask(self, what: str, facts: Callable[[int], tuple]) -> list[Any]:
+        """Asks every shard i for what=save or load, with facts(i), and returns their answers in the order of shards."""
+        self.question, self.answers = self.question + 1, []
         for shard, worker in enumerate(self.members):
-            self.workers.send(worker, message(shard))
+            self.workers.send(worker, (what, self.question, *facts(shard)))
+        patience = max(self.timeout_sec, SAVE_SEC)  # rows are many, and disks are slow
         while len(self.answers) < self.shards:
-            if not self.poll(self.timeout_sec):
-                raise ProcessLost(f"the replay did not answer for {self.timeout_sec:.0f} s")
-        answers = [fact for _, fact in sorted(self.answers, key=lambda answer: answer[0])]
-        self.answers = []
-        return answers
+            if not self.poll(patience):
+                raise ProcessLost(f"the replay did not answer for {patience:.0f} s")
+        return [fact for _, fact in sorted(self.answers, key=lambda answer: answer[0])]
 
     # -- as Run sees it ----------------------------------------------------------------------------------------------
 
@@ -224,20 +227,20 @@ class ShardedReplay:
 
     def save_rows(self, folder: Path) -> None:
         self.finish_writes()
-        for answer in self._ask(lambda _: ("save", folder)):
+        for answer in self._ask("save", lambda _: (folder,)):
             if isinstance(answer, OSError):
                 raise answer
 
     def state(self) -> dict:
         self.finish_writes()
-        return {"shards": self._ask(lambda _: ("save", None))}
+        return {"shards": self._ask("save", lambda _: (None,))}
 
     def load(self, state: dict, folder: Path | None) -> None:
         if len(state["shards"]) != self.shards:
             raise RunFailed(
                 "the checkpoint's replay has another number of shards: resume with the same runner.num_shards"
             )
-        self.starts_of = self._ask(lambda shard: ("load", state["shards"][shard], folder))
+        self.starts_of = self._ask("load", lambda shard: (state["shards"][shard], folder))
 
     def close(self) -> None:
         for slots in self.drawn:

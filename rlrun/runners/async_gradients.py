@@ -297,7 +297,8 @@ class _Part:
         assert isinstance(replay, Replay), "check_fitting() refuses several policies"
         self.replay = replay
         starts = math.ceil(needs.replay.learning_starts / make.learners)
-        self.limiter = Limiter(starts, needs.replay.ratio, needs.columns * needs.replay.rows_learnt)
+        batch = needs.columns * needs.replay.rows_learnt
+        self.limiter = Limiter(starts, needs.replay.ratio, batch, make.learners)
 
     def serve(self, what: str, *facts: Any) -> Any:
         """Answers _Crew.ask()."""

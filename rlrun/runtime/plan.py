@@ -15,8 +15,9 @@ import torch
 
 from rlrun.config.run import Typed
 from rlrun.config.unused import only_for
-from rlrun.core.algorithm import Algorithm, Needs
+from rlrun.core.algorithm import Algorithm, Inner, Needs
 from rlrun.core.batch import RowSpec, fragment_layout, layout_bytes
+from rlrun.core.checkpoint import load_part
 from rlrun.core.conditions import SAMPLERS
 from rlrun.core.errors import UserError
 from rlrun.core.policy import Policy
@@ -382,7 +383,8 @@ def check_fitting(config: Typed, spec: EnvSpec, needs: Needs) -> None:
             f"{name} learns from many tasks, and {spec.name} has no sample_tasks() and set_task();"
             " algo.sample_tasks=false takes the environment as it is for every task"
         )
-    check_belongs(needs.replay, needs.columns, config.run.replay, name, runner.name)
+    at = "algo.inner" if isinstance(getattr(config.algo, "inner", None), Inner) else "algo"
+    check_belongs(needs.replay, needs.columns, config.run.replay, name, runner.name, at)
 
 
 def room_for_episodes(spec: EnvSpec, needs: Needs, resources: Resources) -> int:
@@ -455,3 +457,10 @@ def check_saved(plan: Plan, folder: Path) -> None:
     """Raises UserError if a checkpoint's replay does not fit this plan."""
     if plan.replay is not None:
         plan.replay.check_saved(folder)
+    if plan.replay is not None and plan.config.runner.name == "async_gradients":
+        several = "limiter" in load_part(folder, "replay")["replay"]  # a single learner saves it as a part of its own
+        if several != (plan.resources.num_learners > 1):
+            raise UserError(
+                "with runner=async_gradients, a run of one learner cannot go on with several, nor one of several with"
+                " one: resume with the same resources.num_learners"
+            )

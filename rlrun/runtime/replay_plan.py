@@ -32,10 +32,12 @@ LARGE_REPLAY = 500_000  # rows from which a replay is never called small
 GPU_SHARE = 0.5  # share of a GPU's free memory that replay.device=auto may take
 
 
-def check_belongs(asked: FromReplay | None, columns: int, cfg: ReplayConfig | None, name: str, runner: str) -> None:
+def check_belongs(
+    asked: FromReplay | None, columns: int, cfg: ReplayConfig | None, name: str, runner: str, at: str = "algo"
+) -> None:
     """Raises UserError where algorithm, runner and replay do not belong together, or their numbers do not fit.
 
-    columns: number of fragments in a train batch.
+    columns: number of fragments in a train batch. at: where the options of the learning algorithm are.
     """
     if asked is not None and not asked.priorities and cfg is not None and cfg.name == "prioritized":
         raise UserError(
@@ -74,10 +76,10 @@ def check_belongs(asked: FromReplay | None, columns: int, cfg: ReplayConfig | No
             f" replay.capacity={cfg.capacity} rows"
         )
     if columns > cfg.capacity:
-        raise UserError(f"algo.batch_size={columns} is more than the {cfg.capacity} rows of replay.capacity")
+        raise UserError(f"{at}.batch_size={columns} is more than the {cfg.capacity} rows of replay.capacity")
     if asked.learning_starts > cfg.capacity:
         raise UserError(
-            f"algo.learning_starts={asked.learning_starts} is more than the {cfg.capacity} rows of replay.capacity:"
+            f"{at}.learning_starts={asked.learning_starts} is more than the {cfg.capacity} rows of replay.capacity:"
             " learning would never start"
         )
 

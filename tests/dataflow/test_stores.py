@@ -132,6 +132,8 @@ def test_shards_read_fragments_from_any_store(source):
                 replay.poll(0.1)
                 drawn = replay.take()
             assert torch.equal(drawn.batch.reward[0], drawn.batch.obs.observation[1, :, 1])
+            replay.workers.send(replay.members[0], ("save", replay.question, None))  # whose answer comes too late
+            assert len(replay.state()["shards"]) == 1, "one of the two answers was to another question"
         finally:
             replay.close()
     finally:

@@ -169,6 +169,16 @@ def test_processes_have_replays_of_their_own_and_resume_with_all_rows(tmp_path, 
     assert after["updates"] > summary["updates"] + 10, "it learns at once"
 
 
+@pytest.mark.parametrize("before, after", [(1, 2), (2, 1)])
+def test_one_learner_and_several_do_not_go_on_as_each_other(before, after, tmp_path):
+    words = ["algo=dqn", "env=CartPole-v1", *REPLAYED, "algo.learning_starts=100", "replay.checkpoint=false", "env_steps=200"]
+    run, learners = tmp_path / "run", "resources.num_learners={}".format
+    assert _dispatch(["train", *words, learners(before), f"run_dir={run}"]) == 0
+    with pytest.raises(UserError, match=r"resume with the same resources\.num_learners"):
+        _dispatch(["resume", str(run), "env_steps=400", learners(after), f"resources.envs_per_sampler={4 // after}"])
+    assert _dispatch(["resume", str(run), "env_steps=400"]) == 0, "and config.yaml is as it was"
+
+
 @pytest.mark.parametrize("algo", ["c51", "ddpg"])
 def test_variants_share_weights_and_targets_too(typed, tmp_path, algo):
     words = (
