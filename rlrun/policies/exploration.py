@@ -84,6 +84,9 @@ class ActionNoiseConfig(ExplorationConfig):
         super().__post_init__()
         if self.kind == "parameter_noise" and self.scale_min is not None:
             raise ValueError("scale_min is only for noise in actions (ou, gaussian)")
+        highest = max(self.scale.values)
+        if self.scale_min is not None and 0 < highest < self.scale_min:
+            raise ValueError(f"exploration.scale_min={self.scale_min:g} is more than scale, which is {highest:g}")
 
 
 @dataclass(frozen=True, kw_only=True)
