@@ -77,7 +77,7 @@ def test_short_episodes_are_not_counted_more_often():
     from rlrun.samplers.evaluator import Evaluator
 
     class Uneven:
-        spec = SimpleNamespace(columns_per_env=1, counts=np.ones(1, dtype=bool), joint=False, agents=None)
+        spec = SimpleNamespace(columns_per_env=1, counts=np.ones(1, dtype=bool), joint=False, agents=None, max_episode_steps=None)
         count = 2
         lengths = np.array([3, 30])
 
