@@ -458,8 +458,9 @@ def check_saved(plan: Plan, folder: Path) -> None:
     if plan.replay is not None:
         plan.replay.check_saved(folder)
     if plan.replay is not None and plan.config.runner.name == "async_gradients":
-        several = "limiter" in load_part(folder, "replay")["replay"]  # a single learner saves it as a part of its own
-        if several != (plan.resources.num_learners > 1):
+        saved = load_part(folder, "replay").get("replay")  # None: it was saved without, and the replay begins anew
+        several = saved is not None and "limiter" in saved  # a single learner saves it as a part of its own
+        if saved is not None and several != (plan.resources.num_learners > 1):
             raise UserError(
                 "with runner=async_gradients, a run of one learner cannot go on with several, nor one of several with"
                 " one: resume with the same resources.num_learners"

@@ -37,7 +37,7 @@ def test_drawn_rows_are_what_the_env_produced(typed, kind, shards):
         sampler.publish(algorithm.policy, Clock())
         sampler.begin()
         copying, drawn, deadline = {}, 0, time.monotonic() + 60
-        while drawn < 40 and time.monotonic() < deadline:
+        while (drawn < 40 or not all(seen[shard] for shard in range(shards))) and time.monotonic() < deadline:
             sampler.check()
             replay.poll(0.01)
             for slot in replay.added:
