@@ -78,6 +78,18 @@ def returns(run) -> tuple[float | None, float | None]:
     return (run.summary.get(last, values[-1] if values else None), best_return(run))
 
 
+def estimates_of(run) -> list[str]:
+    """What a policy is worth according to recorded data, where the run has estimated it."""
+    from rlrun.bench import charts, page
+    from rlrun.experiments.runs import metrics
+
+    names = [name for name in metrics([run]) if name.startswith("estimate/") and len(run.series(name)[0]) > 1]
+    if not names:
+        return []
+    drawn = charts.small_multiples([(name, *run.series(name)) for name in names])
+    return ["<h2>Value, estimated from data</h2>", page.picture(charts.svg(drawn))]
+
+
 def of_run(run) -> str:
     from rlrun.bench import charts, page
     from rlrun.commands.plot import curves
@@ -116,10 +128,7 @@ def of_run(run) -> str:
                 charts.svg(charts.learning_curves(*curves([run], "eval/return_mean"), "mean of evaluation games", ""))
             ),
         ]
-    estimates = [name for name in metrics([run]) if name.startswith("estimate/") and len(run.series(name)[0]) > 1]
-    if estimates:
-        drawn = charts.small_multiples([(name, *run.series(name)) for name in estimates])
-        body += ["<h2>Value, estimated from data</h2>", page.picture(charts.svg(drawn))]
+    body += estimates_of(run)
     body += video_of(run)
     body += regret_of([run])
     body += games_of(run)
