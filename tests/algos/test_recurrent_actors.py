@@ -12,7 +12,7 @@ from rlrun.cli import _dispatch
 from rlrun.core.batch import Batch
 from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
-from rlrun.families.off_policy import transitions
+from rlrun.families.off_policy import transitions, weight_decay
 
 MEMORY = ["model/memory=gru", "model.memory.size=6", "algo.n_step=1", "algo.learning_starts=40", "replay.capacity=600"]
 SEQUENCES = [*MEMORY, "algo.num_envs=2", "algo.fragment_length=10", "algo.sequence_length=8", "algo.sequence_stride=5"]
@@ -56,6 +56,17 @@ def test_sequences_from_stored_state_are_what_acted(typed, burn_in):
         zeros = Batch({name: torch.zeros(16, *field.shape) for name, field in state.items()})
         whole = made.critic.trunk(batch.obs, batch.is_first, zeros)[0][burn_in:-1].flatten(0, 1)
         torch.testing.assert_close(made.critic.features(rows.now), whole, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("memory", [torch.nn.GRU, torch.nn.LSTM])
+def test_l2_has_the_weights_of_a_memory_and_no_biases(memory):
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), memory(4, 5, num_layers=2))
+    weight_decay(net, 0.3).backward()
+    for name, parameter in net.named_parameters():
+        if "weight" in name:
+            torch.testing.assert_close(parameter.grad, 0.3 * parameter.detach())
+        else:
+            assert parameter.grad is None, name
 
 
 def test_losses_are_means_over_live_rows(typed):

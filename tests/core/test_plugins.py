@@ -92,6 +92,8 @@ def test_an_algorithm_of_ones_own_trains_resumes_and_evaluates(tmp_path):
     assert "return 1.00" in rlrun("evaluate", path, "episodes=3")
     rlrun("resume", path, f"env_steps={last['env_steps'] + 1000}", "stop.return_mean=null")
     assert rows_of(path)[-1]["env_steps"] >= last["env_steps"] + 1000
+    later = tmp_path / "later"
+    rlrun("train", "algo=ppo", *BASE, "env_steps=200", f"init={path}", f"run_dir={later}")
     config = path / "config.yaml"
     config.write_text("".join(line for line in config.read_text().splitlines(True) if "layer_norm" not in line))
     sign(config)

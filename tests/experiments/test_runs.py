@@ -92,6 +92,21 @@ def test_a_metric_that_is_logged_rarely_can_be_drawn(tmp_path, capsys):
     assert re.search(r"last eval/return_mean\s+5\s+5\n", capsys.readouterr().out)
 
 
+def test_estimates_are_compared_and_reported(tmp_path, capsys):
+    folder = saved(tmp_path / "run", *BASE)
+    rows = [json.loads(line) for line in (folder / "progress.jsonl").read_text().splitlines()]
+    for value, row in zip((5.0, 6.5), rows[1:], strict=True):
+        row["estimate/dr"] = value
+    (folder / "progress.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    other = saved(tmp_path / "other", *BASE)
+    assert _dispatch(["compare", str(folder), str(other)]) == 0
+    assert re.search(r"last estimate/dr\s+6.5\s+-\n", capsys.readouterr().out)
+    for run, has in ((folder, True), (other, False)):
+        assert _dispatch(["report", str(run)]) == 0
+        text = (run / "report.html").read_text()
+        assert ("estimated from data" in text) == ("estimate/dr" in text) == has
+
+
 def test_places_are_runs_sweeps_or_folders(runs, tmp_path):
     (tmp_path / "sweep.json").write_text(json.dumps({"jobs": [{"name": "all/pg-1"}, {"name": "not-begun"}]}))
     assert [run.path.name for run in find([str(tmp_path)])] == ["pg-1"]

@@ -108,6 +108,21 @@ def test_histograms_of_returns_and_actions(tmp_path, words, actions):
         assert max(event.histogram_value.max for event in drawn) <= high
 
 
+def test_tensorboard_leaves_out_what_is_no_number(tmp_path):
+    """A callback may put a text or None into a row."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from rlrun.loggers.tensorboard import TensorBoard
+
+    writer = TensorBoard(tmp_path, None)
+    writer.log({"env_steps": 3, "my/phase": "warm", "my/none": None, "my/number": 2})
+    writer.close("COMPLETED", {})
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert events.Tags()["scalars"] == ["my/number"]
+    assert [(event.step, event.value) for event in events.Scalars("my/number")] == [(3, 2.0)]
+
+
 def test_a_failed_run_is_failed_in_mlflow(tmp_path):
     from mlflow import MlflowClient
 
