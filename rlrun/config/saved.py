@@ -144,6 +144,8 @@ def _as_before(values: dict[str, Any]) -> None:
             env.setdefault(name, before)
             env.setdefault("step_timeout_sec", None)
             env.setdefault("reset_timeout_sec", None)
+        else:
+            env.setdefault("options", None)
         if env.get("family") == "agents":
             env.setdefault("time_limit", "truncation")
         if env.get("family") == "gym":

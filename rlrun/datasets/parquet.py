@@ -72,6 +72,7 @@ def facts_to_json(facts: DataFacts) -> dict[str, Any]:
         "random_return": facts.random_return,
         "expert_return": facts.expert_return,
         "made_by": facts.made_by,
+        "env": facts.env,
         "notes": list(facts.notes),
     }
 
@@ -97,6 +98,7 @@ def facts_from_json(value: Any) -> DataFacts:
             random_return=random_return,
             expert_return=expert_return,
             made_by=str(value["made_by"]),
+            env=env if isinstance(env := value.get("env"), dict) else None,
             notes=tuple(map(str, value["notes"])),
         )
     except (KeyError, TypeError, IndexError, AttributeError) as error:
@@ -196,6 +198,8 @@ class ParquetSource:
             if first is None:
                 first = facts
             check_same(first, facts, str(file))
+            if facts.env != first.env:
+                first = replace(first, env=None)
             self.groups += [(file, number) for number in range(len(rows))]
             self.rows_of += rows
         assert first is not None

@@ -46,11 +46,20 @@ class Pending:
 class TrajectoryRecorder:
     """Cuts fragments into trajectories and writes them."""
 
-    def __init__(self, folder: Path, spec: EnvSpec, record: RowSpec, policy: str, made_by: str):
+    def __init__(
+        self,
+        folder: Path,
+        spec: EnvSpec,
+        record: RowSpec,
+        policy: str,
+        made_by: str,
+        env: dict[str, Any] | None = None,
+    ):
         """record: the fields that are kept besides what the environment gives, such as log_prob. policy: who acts, in
-        words. Raises UserError if the folder cannot take these rows."""
+        words. env: the options of the environment, where they are known. Raises UserError if the folder cannot take
+        these rows."""
         self.spec = without_previous(spec)
-        facts = DataFacts(spec=self.spec, record=record, policies=(policy,), made_by=made_by)
+        facts = DataFacts(spec=self.spec, record=record, policies=(policy,), made_by=made_by, env=env)
         self.writer, self.record = Writer(folder, facts), tuple(record)
         self.columns: dict[tuple[int, int], Pending] = {}  # by worker and column
         self.next_row: dict[int, int] = {}

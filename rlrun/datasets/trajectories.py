@@ -70,6 +70,7 @@ class DataFacts:
     random_return: float | None = None
     expert_return: float | None = None
     made_by: str = ""  # the command that made it
+    env: dict[str, Any] | None = None  # the options of the environment; None: unknown, or not the same in all files
     notes: tuple[str, ...] = ()  # sentences that a reader should see, such as what was left out
 
 

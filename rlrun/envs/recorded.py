@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+import re
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal
 
 from rlrun.core.conditions import REWARDS, OnlyFor
@@ -21,7 +23,31 @@ class RecordedConfig:
     name: str
     family: Literal["data"]
     spec: Any  # core.spec_json.spec_to_json() of the data
+    options: dict[str, Any] | None  # of the environment that the data are from; None: unknown
     reward_clip: Annotated[Literal["none", "sign"] | float, OnlyFor(REWARDS)]
+
+
+def recorded_options(cfg: Any) -> dict[str, Any]:
+    """The options of an environment as data keep them: dictionaries, lists, texts, numbers and None."""
+    return json.loads(json.dumps(asdict(cfg)))
+
+
+def taken_options(options: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The options that a run takes from data, for playing in the environment that the data name.
+
+    They are None if some of them could be a path or name code, since data may be a stranger's. reward_clip is left out,
+    because it only matters for learning."""
+    kept = {name: value for name, value in (options or {}).items() if name not in ("family", "name", "reward_clip")}
+    return kept if kept and _is_plain(kept) else None
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a number, a word, or holds only such. A word has no character of a path or module."""
+    if isinstance(value, dict):
+        return all(_is_plain(one) for one in [*value, *value.values()])
+    if isinstance(value, list):
+        return all(_is_plain(one) for one in value)
+    return value is None or isinstance(value, bool | int | float) or re.fullmatch(r"[\w-]*", str(value)) is not None
 
 
 def make_spec(cfg: RecordedConfig) -> EnvSpec:

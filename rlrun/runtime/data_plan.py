@@ -26,7 +26,7 @@ from rlrun.datasets.reading import DataNeeds, check_fits
 from rlrun.datasets.recorder import TrajectoryRecorder
 from rlrun.datasets.rows import DataRows
 from rlrun.datasets.trajectories import Source
-from rlrun.envs.recorded import RecordedConfig
+from rlrun.envs.recorded import RecordedConfig, recorded_options, taken_options
 from rlrun.replay.layout import ReplayConfig
 
 LOG_PROB: RowSpec = {"log_prob": Field((), torch.float32)}
@@ -168,12 +168,14 @@ def fill_spec(values: dict[str, Any]) -> dict[str, Any]:
         return values
     data = values.get("data") or {}
     path = data.get("path")
-    first = next(iter(path), None) if isinstance(path, Mapping) else path
-    if not first:
+    if not path:
         raise UserError("env= is missing, and no data say what the environment is (data.path=)")
-    source = open_source(str(first), None, bool(data.get("actions_normalized", True)))
-    spec = source.facts.spec
-    return {**values, "env": {**env, "name": spec.name, "spec": spec_to_json(spec)}}
+    paths = list(path) if isinstance(path, Mapping) else [path]
+    facts = [open_source(str(one), None, bool(data.get("actions_normalized", True))).facts for one in paths]
+    spec, options = facts[0].spec, taken_options(facts[0].env)
+    if any(taken_options(one.env) != options for one in facts):
+        options = None
+    return {**values, "env": {**env, "name": spec.name, "spec": spec_to_json(spec), "options": options}}
 
 
 def check_evaluation(config: Typed) -> None:
@@ -202,4 +204,4 @@ def recorder(config: Typed, spec: EnvSpec, record: RowSpec, command: str) -> Tra
     assert config.run.record is not None
     kept = {name: field for name, field in record.items() if name == "log_prob"}
     who = f"{config.algo.name} while it learnt, seed {config.run.seed}"
-    return TrajectoryRecorder(Path(config.run.record), spec, kept, who, command)
+    return TrajectoryRecorder(Path(config.run.record), spec, kept, who, command, recorded_options(config.env))

@@ -21,8 +21,8 @@ def environment_of(trained: Trained, name: str | None = None) -> tuple[EnvConfig
     """The environment of the run or, for a run that learnt from data alone, one of this machine that has the spaces of
     that of the data, and its name or the one that is given. Otherwise why there is none, in words.
 
-    Data keep the name of their environment, but not its options. For a run that learnt from data alone, a warning says
-    so. Raises UserError if a name is given for a run that has an environment."""
+    It has the options with which the data were recorded, where the run knows them. Otherwise it has its defaults, and a
+    warning says so. Raises UserError if a name is given for a run that has an environment."""
     cfg, spec = trained.config.env, trained.spec
     if not isinstance(cfg, RecordedConfig):
         if name is not None:
@@ -44,6 +44,12 @@ def environment_of(trained: Trained, name: str | None = None) -> tuple[EnvConfig
 
     try:
         compose(["algo=bc", f"env={called}"], take)
+        known = cfg.options if called == spec.name else None
+        if known is not None:
+            if known.keys() - made["env"].keys():
+                return f"{none} {called} has no option env.{min(known.keys() - made['env'].keys())} here"
+            changed = {option: value for option, value in known.items() if value != made["env"][option]}
+            made["env"].update(changed)
         cfg = type_config(made).env
         own = make_spec(cfg, *trained.config.run.model.memory.previous)
     except UserError as error:
@@ -57,12 +63,16 @@ def environment_of(trained: Trained, name: str | None = None) -> tuple[EnvConfig
     ):
         if one != other:
             return f"{none} {called} has other {what} here than in the data"
-    warnings.warn(
-        f"the data do not say with which options {called} was made, so it is played with its defaults; a run that is"
-        " trained with env=NAME and its options beside data.path= is played with them",
-        Notice,
-        stacklevel=2,
-    )
+    if known is None:
+        said = (
+            f"it is not known with which options {called} was made for the data, so it is played with its defaults; a"
+            " run that is trained with env=NAME and its options beside data.path= is played with them"
+        )
+    else:
+        said = f"{called} is played with " + ", ".join(f"env.{option}={value}" for option, value in changed.items())
+        said += ", as the data were recorded"
+    if known is None or changed:
+        warnings.warn(said, Notice, stacklevel=2)
     return cfg, own
 
 

@@ -17,6 +17,7 @@ from rlrun.core.specs import EnvSpec
 from rlrun.dataflow.slots import Fragment
 from rlrun.datasets.recorder import TrajectoryRecorder
 from rlrun.datasets.trajectories import Trajectory
+from rlrun.envs.recorded import recorded_options
 from rlrun.envs.registry import Factory
 from rlrun.policies.exploration import uniform
 from rlrun.runtime.trained import Trained
@@ -103,7 +104,7 @@ def record(trained: Trained, folder: Path, wish: Wish, way: Way, seed: int, envs
     factory = Factory(cfg=trained.config.env, spec=spec, seeds=seeds, stream="record", learning=True)
     name = trained.config.algo.name
     who = "uniformly random" if way == "random" else f"{name}, {way}, after {trained.clock.env_steps:,} env steps"
-    recorder = TrajectoryRecorder(folder, spec, fields, who, command)
+    recorder = TrajectoryRecorder(folder, spec, fields, who, command, recorded_options(trained.config.env))
     agents = spec.columns_per_env
     quota = Quota(wish, envs, agents)
     returns: list[float] = []

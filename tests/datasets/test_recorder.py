@@ -4,6 +4,7 @@ import errno
 import importlib.util
 import json
 import re
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,11 +19,14 @@ from datasets_of_tests import episode
 import rlrun
 from rlrun.cli import _dispatch
 from rlrun.config.run import type_config
+from rlrun.config.types import load_yaml, save_yaml
 from rlrun.core.batch import allocate, fragment_layout
 from rlrun.core.errors import Notice, RunFailed, UserError
 from rlrun.dataflow.slots import Fragment, Header
 from rlrun.datasets.open import open_source
 from rlrun.datasets.recorder import TrajectoryRecorder
+from rlrun.envs.recorded import taken_options
+from rlrun.runtime.played_env import in_environment
 from rlrun.runtime.rundir import checkpoints_of
 
 
@@ -548,3 +552,39 @@ def test_a_set_without_rows_is_refused_before_there_is_a_run(recorded, tmp_path,
     with pytest.raises(UserError, match=r"there is nothing to learn from: .* holds no rows"):
         train(*words)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_on_data_alone_is_played_with_the_options_of_the_data(tmp_path):
+    """A short limit gives short games. Options are not taken where the data differ, or may name code."""
+    common = ["logger=[]", "resources=debug", "model.hidden=[8]"]
+    for name, words in (("short", ["env.max_episode_steps=7"]), ("plain", [])):
+        made = ["algo=pg", "env=CartPole-v1", "env_steps=400", *words, f"record={tmp_path / name}"]
+        assert train(*made, *common, f"run_dir={tmp_path / name}-run") == 0
+        saved = load_yaml(tmp_path / f"{name}-run" / "config.yaml")
+        assert open_source(str(tmp_path / name)).facts.env == saved["env"]
+    both = f"{{{tmp_path}/short: 0.5, {tmp_path}/plain: 0.5}}"
+    runs = {}
+    for name, path in (("short", tmp_path / "short"), ("plain", tmp_path / "plain"), ("both", both)):
+        runs[name] = tmp_path / f"{name}-bc"
+        words = ["algo=bc", f"data.path={path}", "algo.batch_size=50", "env_steps=200", f"run_dir={runs[name]}"]
+        assert _dispatch(["train", *words, *common]) == 0
+    with pytest.warns(Notice, match="CartPole-v1 is played with env.max_episode_steps=7, as the data were recorded"):
+        played = in_environment(rlrun.load(runs["short"]))
+    assert played.config.env.max_episode_steps == played.spec.max_episode_steps == 7
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert in_environment(rlrun.load(runs["plain"])).spec.max_episode_steps == 500
+    config = load_yaml(runs["both"] / "config.yaml")
+    assert config["env"]["options"] is None
+    config["env"]["spec"]["max_episode_steps"] = 500
+    save_yaml(config, runs["both"] / "config.yaml")
+    with pytest.warns(Notice, match="not known with which options CartPole-v1 was made"):
+        in_environment(rlrun.load(runs["both"]))
+    config["env"]["options"] = {"slippery": True}
+    save_yaml(config, runs["both"] / "config.yaml")
+    with pytest.raises(UserError, match=r"CartPole-v1 has no option env\.slippery here"):
+        in_environment(rlrun.load(runs["both"]))
+    for harmless in ({"max_episode_steps": 7}, {"kwargs": {"map_name": "8x8", "slippery": False, "goals": [1, 2.5]}}):
+        assert taken_options({"name": "a:B", "family": "gym", "reward_clip": 1.0, **harmless}) == harmless
+    for harmful in ({"wrappers": ["my_rl.envs:Hurry"]}, {"kwargs": {"file": "/etc/passwd"}}, {"kwargs": {"a.b": 1}}):
+        assert taken_options({"stack": 1, **harmful}) is None
