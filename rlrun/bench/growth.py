@@ -1,9 +1,10 @@
-"""rlrun benchmark growth [algo=impala] [env=Pong] [any option of rlrun train] [--axes samplers,envs,fragment,model]
-                       [--seconds 8] [--json FILE] [--plot FILE.png]
+"""rlrun benchmark growth [algo=impala] [env=Pong] [any option of rlrun train] [--seconds 8]
+                       [--axes samplers,learners,envs,fragment,model] [--json FILE] [--plot FILE.png]
 
-Measures how training speed grows along four axes: the number of samplers (1 to twice the cores), the number of
-environments that a sampler steps together (1 to 256), the rows in a fragment, and the size of the model. All other
-options stay as they are, except that the train batch is adjusted to fit. Each point is a run of `benchmark throughput`
+Measures how training speed grows along five axes: the number of samplers (1 to twice the cores), the number of learners
+that share every update (1 to the cores), the number of environments that a sampler steps together (1 to 256), the rows
+in a fragment, and the size of the model. All other options stay as they are, except that the train batch is adjusted to
+fit, and that there are as many samplers for each learner. Each point is a run of `benchmark throughput`
 in a process of its own. The knee of an axis is the smallest value that gives 90% of the highest speed; the output also
 names what limits the speed there."""
 
@@ -100,6 +101,16 @@ def axes(setting: Setting) -> dict[str, list[Point]]:
             by_samplers.append(
                 Point(str(n), [*words, *fitting(setting.rows, setting.columns, n * max(1, setting.groups))])
             )
+    by_learners = []
+    for n in doubling(1, setting.cores):
+        samplers = -(-setting.samplers // n) * n
+        inference = "local" if setting.inference == "serial" else setting.inference
+        words = [
+            f"resources.inference={inference}",
+            f"resources.num_learners={n}",
+            f"resources.num_samplers={samplers}",
+        ]
+        by_learners.append(Point(str(n), [*words, *fitting(setting.rows, setting.columns, samplers * setting.groups)]))
     by_envs = [
         Point(
             str(n),
@@ -117,11 +128,15 @@ def axes(setting: Setting) -> dict[str, list[Point]]:
         words = [f"{algo}fragment_length={rows}"] if setting.replay else fitting(rows, max(1, batch), producers)
         by_rows.append(Point(str(rows), [*as_it_is, *words]))
     by_model = [Point(" ".join(words), [*as_it_is, *words]) for words in MODELS[setting.image]]
-    return {"samplers": by_samplers, "envs": by_envs, "fragment": by_rows, "model": by_model}
+    others = {"envs": by_envs, "fragment": by_rows, "model": by_model}
+    # Where every process learns, samplers are learners.
+    more = {} if setting.every_process_learns else {"learners": by_learners}
+    return {"samplers": by_samplers, **more, **others}
 
 
 TITLES = {
     "samplers": "sampler processes",
+    "learners": "learners",
     "envs": "environments per sampler",
     "fragment": "rows of a fragment",
     "model": "model",
@@ -260,6 +275,10 @@ def main(words: Sequence[str], measure: Callable[[Sequence[str], float], dict[st
     if flags["--plot"] and Path(flags["--plot"]).suffix not in (".png", ".svg"):
         raise UserError(f"--plot {flags['--plot']}: the name must end with .png or .svg")
     found = axes(setting_of(rest))
+    if "learners" not in found and "learners" in chosen:
+        if flags["--axes"]:
+            raise UserError("--axes learners: every process of this algorithm learns; --axes samplers shows its growth")
+        chosen.remove("learners")
     results: dict[str, list[dict[str, Any]]] = {}
     for name in chosen:
         print(f"{TITLES[name]}:", flush=True)

@@ -1,7 +1,7 @@
 """rlrun benchmark throughput algo=... env=... [any option of rlrun train] [seconds=30] [--json FILE]
 rlrun benchmark throughput --all [algo=NAME,NAME] [env=...] [any option] [seconds=10] [--json FILE]
 rlrun benchmark replay [capacity=10000,100000,1000000] [replay.compress=true] [replay.directory=DIR] [--json FILE]
-rlrun benchmark growth [algo=...] [env=...] [--axes samplers,envs,fragment,model] [--plot FILE.png]
+rlrun benchmark growth [algo=...] [env=...] [--axes samplers,learners,envs,fragment,model] [--plot FILE.png]
 rlrun benchmark reproduce-tables [table=...] [game=...] [algo=...] [seeds=1,2,3] [budget=1.0]
 rlrun benchmark tuned [NAME ...] [--fast]
 rlrun benchmark cluster --simulate nodes=64 | --measure | --table

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rlrun.bench.growth import Setting, axes, doubling, explained, knee, main, setting_of, table
+from rlrun.bench.growth import Setting, axes, doubling, explained, impossible, knee, main, setting_of, table
 from rlrun.core.errors import UserError
 
 
@@ -74,10 +74,17 @@ def test_every_point_is_a_run_that_can_be(typed, algo, words, replay):
     setting = setting_of(base)
     assert setting.replay == replay and not setting.image
     found = axes(setting._replace(cores=2))
+    assert ("learners" in found) != setting.every_process_learns
+    if algo == "apex":
+        (more,) = (point for point in found.pop("learners") if point.label == "2")
+        assert "has one learner" in impossible([*base, *more.words])
     for name, points in found.items():
         made = [Wired(typed(*base, *point.words)) for point in points]
         if name == "samplers":
             assert [one.resources.num_samplers for one in made] == [int(point.label) for point in points]
+        elif name == "learners":
+            assert [one.resources.num_learners for one in made] == [int(point.label) for point in points] == [1, 2]
+            assert len({one.resources.num_samplers for one in made}) <= 1 + (setting.samplers == 1)
         else:
             assert (
                 len({(one.resources.inference, one.resources.num_learners, one.resources.num_samplers) for one in made})
@@ -143,6 +150,7 @@ def test_the_command_measures_prints_and_draws(tmp_path, monkeypatch, capsys):
         (["--axes", "sampler"], "Did you mean samplers"),
         (["--seconds", "2"], "at least 5"),
         (["algo=es", "env=CartPole-v1"], "has none of these axes"),
+        (["algo=ddppo", "env=CartPole-v1", "--axes", "envs,learners"], "every process of this algorithm learns"),
         (["algo=impala", "env=Pongg"], "Did you mean Pong"),
         (["env=CartPole-v1", "--json", "/nowhere/g.json"], "there is no folder /nowhere"),
         (["env=CartPole-v1", "--plot", "g.gif"], "must end with .png or .svg"),
