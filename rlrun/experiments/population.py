@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,8 @@ from rlrun.config.foreign import check_values
 from rlrun.config.saved import save_config
 from rlrun.config.signature import sign, signed
 from rlrun.config.types import load_yaml
+from rlrun.config.unused import flattened
+from rlrun.config.words import word
 from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError
 from rlrun.experiments.grid import Interval, Space
@@ -35,6 +38,7 @@ from rlrun.experiments.record import job_in
 # The share of the population that is replaced, and the share that is copied (section 3: truncation selection).
 TRUNCATED = 0.25
 FACTORS = (0.8, 1.2)  # a perturbed number is multiplied by one of these
+WHOLE = re.compile(r"\$\\?\{env_steps\\?\}")  # how options name the env steps of a run; Hydra's words may escape braces
 RESAMPLED = 0.25  # probability that a value is drawn again instead
 
 
@@ -64,7 +68,11 @@ class PopulationTraining:
         check: Callable[[Sequence[str], str], Any],
         own: Sequence[str] = (),
     ):
-        """every: env steps in a generation. own and check are as in search.Trials."""
+        """every: env steps in a generation. own and check are as in search.Trials. `${env_steps}` in an option stands
+        for env_steps, and not for the end of a generation."""
+        fixed = [WHOLE.sub(str(env_steps), text) for text in space.fixed]
+        choices = {key: [WHOLE.sub(str(env_steps), text) for text in texts] for key, texts in space.choices.items()}
+        space = space._replace(fixed=tuple(fixed), choices=choices)
         self.space, self.every, self.env_steps, self.folder, self.own, self.seed, self.check = (
             space,
             every,
@@ -81,10 +89,13 @@ class PopulationTraining:
         self.state = folder / "population.json"
         self.generations = math.ceil(env_steps / every)
         self.rng = np.random.default_rng([seed, 0])
+        self.pinned: list[str] = []
         if self.state.exists():
             self._load()
+            self.pinned = self._pinned()
         else:
             self.members = [Member(f"member-{index:02d}", self._drawn()) for index in range(count)]
+            self.pinned = self._pinned()
             for member in self.members:
                 check(self._words(member), member.name)
         self._advance()
@@ -129,6 +140,21 @@ class PopulationTraining:
                 made[key] = value
         return made
 
+    def _pinned(self) -> list[str]:
+        """Words for the options that follow env_steps, such as a schedule in an algorithm's file. They have the values
+        that a run of all env steps has: a member's first job ends with its generation, and later ones keep what the
+        first job made of them."""
+        words = self._words(self.members[0])
+        part, whole = (
+            flattened(self.check([*words, f"env_steps={steps}"], self.members[0].name))
+            for steps in (self.every, self.env_steps)
+        )
+        return [
+            f"{key}={word(key, value)}"
+            for key, value in whole.items()
+            if key in part and part[key] != value and key != "env_steps" and key not in self.members[0].values
+        ]
+
     def _words(self, member: Member) -> list[str]:
         fixed = [word for word in self.space.fixed if not word.startswith("env_steps=")]
         # Each member has a seed of its own, as the paper's workers are independent. Where a word is given twice, as a
@@ -137,6 +163,7 @@ class PopulationTraining:
         return [
             *self.own,
             *fixed,
+            *self.pinned,
             *(f"{key}={value}" for key, value in member.values.items()),
             f"seed={seed}",
             f"env_steps={self._target(member)}",

@@ -4,9 +4,21 @@ from __future__ import annotations
 
 from rlrun.rllib.translation import FROM_DATA, Translation
 
+CLOCKS = ("min_time_s_per_iteration", "min_time_s_per_reporting", "min_iter_time_s")
 LOOK_EVERY = 50000  # env steps between evaluations that a file asks for, where it does not say how often
 # env steps of an iteration of off-policy algorithms, where a file says no others
-ITERATIONS = {"dqn": 1000, "c51": 1000, "rainbow": 1000, "r2d2": 1000, "ddpg": 1000, "td3": 1000, "sac": 100}
+ITERATIONS = {
+    "dqn": 1000,
+    "c51": 1000,
+    "rainbow": 1000,
+    "r2d2": 1000,
+    "ddpg": 1000,
+    "td3": 1000,
+    "sac": 100,
+    "slateq": 1000,
+    "lin_ucb": 100,
+    "lin_ts": 100,
+}
 
 
 def evaluation(it: Translation) -> None:
@@ -29,7 +41,7 @@ def evaluation(it: Translation) -> None:
             it.say(key, "not mapped", why="an evaluation has a number of games or of env steps")
     it.say("evaluation_duration_unit", "dropped", why="evaluation_duration is not given")
     _evaluators(it, games if unit == "episodes" else None)
-    interval, steps = it.given.get("evaluation_interval"), _iteration(it)
+    interval, steps = it.given.get("evaluation_interval"), iteration(it)
     if interval and steps:
         why = f"an iteration of RLlib's loop has {steps} env steps"
         it.set("eval.every", int(interval) * steps, "evaluation_interval", why=why)
@@ -44,14 +56,16 @@ def evaluation(it: Translation) -> None:
         it.set("eval.every", LOOK_EVERY, why="RLlib estimates in every iteration of its loop")
 
 
-def _iteration(it: Translation) -> int | None:
-    """Returns the env steps of an iteration of RLlib's loop, or None if a clock ends it."""
+def iteration(it: Translation) -> int | None:
+    """Returns the env steps of an iteration of RLlib's loop, or None if a clock ends it, as A2C's ten seconds do."""
     if it.core in FROM_DATA:
         return _iteration_of_data(it)
     for key in ("timesteps_per_iteration", "min_sample_timesteps_per_iteration"):
         if isinstance(it.given.get(key), int) and it.given[key] > 0:
             return it.given[key]
-    if it.outer in (None, "multi") and it.core in ("ppo", "ddppo", "a2c", "pg"):
+    if any(it.given.get(key) for key in CLOCKS):
+        return None
+    if it.outer in (None, "multi") and it.core in ("ppo", "ddppo", "pg"):
         batch = it.made.values.get(f"{it.inner}.batch_size")
         return batch if isinstance(batch, int) else None
     return ITERATIONS.get(it.core) if it.outer in (None, "multi") else None
@@ -62,7 +76,7 @@ def _iteration_of_data(it: Translation) -> int | None:
 
     RLlib's CQL inherits from SAC that an iteration lasts for a second at least, and its CRR has ten seconds."""
     updates = it.given.get("dataset_num_iters_per_learner", 1 if it.era != "new" else None)
-    clock = any(it.given.get(key) for key in ("min_time_s_per_iteration", "min_time_s_per_reporting"))
+    clock = any(it.given.get(key) for key in CLOCKS)
     if it.core in ("cql", "crr") or clock or not isinstance(updates, int) or updates < 1:
         return None
     return updates * int(it.made.values[f"{it.inner}.batch_size"])

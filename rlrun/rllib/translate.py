@@ -21,7 +21,7 @@ from rlrun.rllib.data import data
 from rlrun.rllib.dreamer import dreamer, task_options
 from rlrun.rllib.environments import ROCK_PAPER_SCISSORS, TWO_STEP, Environment, continuous_actions, environment
 from rlrun.rllib.estimates import estimates
-from rlrun.rllib.evaluation import evaluation
+from rlrun.rllib.evaluation import evaluation, iteration
 from rlrun.rllib.joint import joint
 from rlrun.rllib.losses import losses
 from rlrun.rllib.maddpg import maddpg
@@ -383,11 +383,12 @@ class Experiment(Translation):
                     why = f"rlrun counts env steps, and how many agents {self.env.name} has is unknown here"
                 elif last in STEPS:
                     number = self._agents_of(last) or 1
-                    steps = float(math.ceil(float(value) / number / self.repeat))
+                    own = float(math.ceil(float(value) / number / self.repeat))
                     why = "" if number == 1 else f"agent steps, of which an env step has {number}"
                     why = why if self.repeat == 1 else f"frames, of which an env step has {self.repeat}"
-                    why = self._rows_learnt(steps) if self.offline else why
-                    how, became = "mapped", f"env_steps={flow(rounded(steps))}"
+                    why = self._rows_learnt(own) if self.offline else why
+                    how, became = "mapped", f"env_steps={flow(rounded(own))}"
+                    steps = min(own, own if steps is None else steps)
                 elif last == "time_total_s":
                     self.made.values["stop.wall_sec"] = float(value)
                     how, became, why = "mapped", f"stop.wall_sec={flow(float(value))}", ""
@@ -396,8 +397,13 @@ class Experiment(Translation):
                     steps = float(value) * each
                     why = f"iterations of {each:,} env steps, where episodes are as long as a fragment"
                     how, became = "mapped", f"env_steps={flow(rounded(steps))}"
+                elif last == "training_iteration" and self.core != "sac" and (each := iteration(self) or 0):
+                    own = float(value) * each
+                    how, became = "mapped", f"env_steps={flow(rounded(own))}"
+                    why = self._rows_learnt(own) if self.offline else f"iterations of {each:,} env steps"
+                    steps = min(own, own if steps is None else steps)
                 elif last == "training_iteration":
-                    how, why = "dropped", "iterations of RLlib's loop have no fixed number of env steps"
+                    why = "a clock ends the iterations of RLlib's loop here; stop.wall_sec= and env_steps= end a run"
                 self.made.lines.append(Line(name, value, how, became, why))  # type: ignore[arg-type]
         why = "" if steps is not None else "the file names no number of env steps; RLlib's Atari tables end there"
         self.set("env_steps", rounded(steps if steps is not None else FILES_END), why=why)

@@ -216,6 +216,22 @@ def population(folder, count=4, every=100, steps=400, **options):
     return PopulationTraining(parse(SPACE), count, every, steps, 0, folder, options.pop("check", allowed))
 
 
+def test_schedules_of_a_population_last_as_long_as_the_sweep(tmp_path):
+    """A member's first job ends after a generation. Its schedules do not, whether words or an algorithm's file say so."""
+
+    def check(words, name):
+        steps = dict(word.split("=", 1) for word in words)["env_steps"]
+        return {"env_steps": int(steps), "algo": {"lr": 0.1, "actor_lr": f"0.3 to 0 over {steps} cosine"}}
+
+    space = [*SPACE[:4], "algo.entropy_coef=0.1,0.01 to 0 over ${env_steps}", "algo.value_coef=1 to 0 over ${env_steps}"]
+    made = PopulationTraining(parse(space), 8, 100, 400, 0, tmp_path, check)
+    jobs = [dict(word.split("=", 1) for word in made.next().words) for _ in range(8)]
+    assert {job["env_steps"] for job in jobs} == {"100"}
+    assert {job["algo.actor_lr"] for job in jobs} == {"'0.3 to 0 over 400 cosine'"}
+    assert {job["algo.value_coef"] for job in jobs} == {"1 to 0 over 400"}
+    assert {job["algo.entropy_coef"] for job in jobs} == {"0.1", r"0.01\ to\ 0\ over\ 400"}
+
+
 SCORES = {"member-00": 1.0, "member-01": 9.0, "member-02": 5.0, "member-03": 4.0}
 
 

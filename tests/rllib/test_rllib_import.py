@@ -29,6 +29,7 @@ COVERED = {"0.7.0": (47, 47), "1.13": (91, 108), "2.7": (102, 122), "2.49": (38,
 NOT_MAPPED = {
     "batch_mode": 3, "observation_fliter": 1, "evaluation_interval": 24, "input": 12, "stop.evaluation/episode_reward_mean": 1,
     "stop.evaluation/sampler_results/episode_reward_mean": 4, "stop.evaluation/env_runners/episode_return_mean": 1,
+    "stop.training_iteration": 8,  # those of A2C, IMPALA, APPO and CRR, whose iterations a clock ends
 }  # fmt: skip
 DEFAULTS_NOT_MAPPED: dict[str, int] = {}  # RLlib's defaults whose effect is lost
 
@@ -399,15 +400,28 @@ def test_stops():
         one.values["eval.every"]
         and "stop.return_mean" not in one.values
         and one.values["stop.wall_sec"] == 60
-        and one.values["env_steps"] == 100_000
+        and one.values["env_steps"] == 5 * 4000  # RLlib's loop ends there, before what the file wants to see
     )
     assert {line.key: line.how for line in one.lines if line.key.startswith(("stop", "pass"))} == {
-        "stop.evaluation/env_runners/episode_return_mean": "not mapped", "stop.training_iteration": "dropped", "stop.time_total_s": "mapped",
+        "stop.evaluation/env_runners/episode_return_mean": "not mapped", "stop.training_iteration": "mapped", "stop.time_total_s": "mapped",
         "stop.mystery": "not mapped", "pass_criteria.num_env_steps_sampled_lifetime": "mapped",
     }  # fmt: skip
     (one,) = translate(
         "a", {"run": "PPO", "env": "CartPole-v1", "stop": {"episode_reward_mean": 150, "timesteps_total": 1e5}}, "a"
     )
+    for run, options, steps in (
+        ("PPO", {"train_batch_size": 800}, 8000),
+        ("DQN", {}, 10_000),
+        ("DQN", {"min_sample_timesteps_per_iteration": 300}, 3000),
+        ("PPO", {"min_time_s_per_iteration": 5}, None),
+        ("A2C", {}, None),
+        ("IMPALA", {}, None),
+    ):
+        file = {"run": run, "env": "CartPole-v1", "stop": {"training_iteration": 10}, "config": options}
+        (made,) = translate("a", file, "a")
+        (line,) = (line for line in made.lines if line.key == "stop.training_iteration")
+        assert (line.how, line.became) == (("mapped", f"env_steps={steps}") if steps else ("not mapped", ""))
+        assert made.values["env_steps"] == (steps or 10_000_000)
     assert (
         one.values["stop.return_mean"] == 150
         and one.values["expected"]["return"] == 150

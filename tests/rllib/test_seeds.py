@@ -140,6 +140,7 @@ def test_what_the_blocks_ask_for_in_vain_is_said(imported):
     lost = {(name, line.key) for name, one in made.items() for line in one.lines if line.how == "not mapped"}
     assert lost == {
         ("impala-training-2.40", "model.vf_share_layers"),
+        ("impala-tune-2.40", "stop.training_iteration"), ("appo-tune-2.40", "stop.training_iteration"),
         ("marwil-0.7", "replay_buffer_size"),
         ("cql-1.x", "input"), ("cql-2.40", "input"),  # RLlib's default, which plays, is no data
         *(("dqn-training-2.40", key) for key in ("before_learn_on_batch", "categorical_distribution_temperature", "burn_in_len")),
