@@ -123,6 +123,7 @@ def sync_run(target: Target, given: dict[str, Any], trusted: bool) -> str:
     from rlrun.config.saved import saved_config
     from rlrun.core.passwords import whole
     from rlrun.loggers.mirror import Mirror, MlflowPlace
+    from rlrun.loggers.mlflow import store_root
     from rlrun.runtime.rundir import RunDir
 
     path = target.run_dir
@@ -137,7 +138,10 @@ def sync_run(target: Target, given: dict[str, Any], trusted: bool) -> str:
         facts = directory.known
         status = facts.get("status", "FAILED")
         place = MlflowPlace(
-            whole(node["uri"]), Path(values["runs_root"]), node["experiment"], target.parent or node["parent"]
+            whole(node["uri"]),
+            store_root(values["runs_root"], path),
+            node["experiment"],
+            target.parent or node["parent"],
         )
         try:
             sent = Mirror(path, place).send(written(path, values), facts, status)

@@ -68,7 +68,7 @@ def main(words: list[str]) -> int:
     import gymnasium
     import torch
 
-    from rlrun.loggers.mlflow import add_artifact
+    from rlrun.loggers.mlflow import add_artifact, store_root
     from rlrun.runtime.played_env import in_environment
     from rlrun.runtime.trained import load
 
@@ -97,7 +97,7 @@ def main(words: list[str]) -> int:
     try:
         mlflow = trained.config.run.logger.get("mlflow") or {}
         for file in (movie, *files):
-            add_artifact(path, file, mlflow.get("uri"), Path(trained.config.run.runs_root))
+            add_artifact(path, file, mlflow.get("uri"), store_root(trained.config.run.runs_root, path))
     except Exception as error:
         print(f"rlrun: mlflow: the video was not added: {masked(str(error))}")
     return 0

@@ -138,12 +138,12 @@ class Parent:
         self.ended = False  # whether MLflow knows how the sweep ended
         if record.mlflow is None:
             return
-        from rlrun.loggers.mlflow import open_experiment
+        from rlrun.loggers.mlflow import open_experiment, store_root
 
         memory = folder / "mlflow.json"
         try:
             self.client, experiment = open_experiment(
-                whole(record.mlflow["uri"]), Path(record.mlflow["root"]), record.mlflow["experiment"]
+                whole(record.mlflow["uri"]), store_root(record.mlflow["root"], folder), record.mlflow["experiment"]
             )
             known = json.loads(memory.read_text()) if memory.exists() else {}
             self.uri = masked_values(record.mlflow["uri"], "uri")

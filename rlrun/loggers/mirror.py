@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 from rlrun.core.checkpoint import Checkpoints, write_atomically
 from rlrun.core.open_loop import FOLDER
 from rlrun.core.passwords import masked
-from rlrun.loggers.mlflow import STATUS, Names, flatten, open_experiment, store_uri
+from rlrun.loggers.mlflow import STATUS, Names, flatten, has_moved, keeps_files, open_experiment, store_uri
 
 MEMORY = "mlflow.json"
 METRICS, PARAMETERS = 1000, 100  # numbers that MLflow takes at a time
@@ -76,6 +76,19 @@ class MlflowPlace(NamedTuple):
     parent: str | None = None  # the id of the parent MLflow run
 
 
+def _has(client: Any, run_id: str) -> bool:
+    """Whether a store has a run."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return False
+        raise
+    return True
+
+
 class Mirror:
     """The MLflow run of one run directory. Methods that talk to the server raise whatever MLflow raises."""
 
@@ -83,6 +96,7 @@ class Mirror:
         self.run_dir, self.place = run_dir, place
         self.uri = place.uri or store_uri(place.root)
         self.client: Any = None
+        self.files_to: str | None = None  # where MLflow keeps files of the experiment
         self.tagged = False
         self.most = FIRST_METRICS
         self.left = False  # whether nobody waits for it any more, so that `rlrun sync` may send the rest
@@ -96,7 +110,11 @@ class Mirror:
             known = json.loads((self.run_dir / MEMORY).read_text())
         except (OSError, ValueError):
             return new
-        if not isinstance(known, dict) or known.get("uri") != masked(self.uri):
+        if not isinstance(known, dict):
+            return new
+        if has_moved(known.get("uri"), self.uri):
+            known["uri"] = new["uri"]
+        if known.get("uri") != new["uri"]:
             return new  # the run is logged elsewhere from now on, with all of its rows
         if "offset" not in known:  # earlier versions sent every row at once
             known = {**known, "offset": self._size(), "parameters": True}
@@ -174,7 +192,15 @@ class Mirror:
         if self.client is not None:
             return
         client, experiment = open_experiment(self.place.uri, self.place.root, self.place.experiment)
+        if self.memory["run_id"] is not None and not _has(client, self.memory["run_id"]):
+            say("the store does not know this run any more, so it is logged there anew, with all rows")
+            sessions = self.memory["sessions"]
+            (self.run_dir / MEMORY).unlink(missing_ok=True)
+            self.memory = self._remembered() | {"sessions": sessions}
         memory = self.memory
+        self.files_to = client.get_experiment(experiment).artifact_location
+        if not keeps_files(self.files_to):
+            say(f"its files are kept in {self.files_to}, which is gone, so that no files are sent")
         if memory["run_id"] is None:
             self._write()  # the id is known before the run exists, so that the run can be found by it
             found = client.search_runs([experiment], f"tags.`rlrun.id` = '{memory['id']}'", max_results=1)
@@ -321,6 +347,8 @@ class Mirror:
 
     def _send_file(self, file: Path, folder: str | None) -> bool:
         """Sends a file unless it has been sent as it is. Returns whether it was sent."""
+        if not keeps_files(self.files_to):
+            return False
         try:
             found = file.stat()
         except OSError:

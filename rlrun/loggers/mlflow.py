@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from rlrun.core.errors import UserError
 from rlrun.core.passwords import masked, whole
@@ -64,6 +65,28 @@ def _client(uri: str):
 
 def store_uri(root: Path) -> str:
     return f"sqlite:///{(root / 'mlflow.db').resolve()}"
+
+
+def store_root(saved: str | Path, folder: Path) -> Path:
+    """The folder of the store of a run or a sweep in this folder: the one that its config names or, where the results
+    have been moved and that folder is gone, the nearest one above that holds a store, or else the one above it."""
+    if Path(saved).is_dir():
+        return Path(saved)
+    above = list(folder.resolve().parents)
+    return next((one for one in above if (one / "mlflow.db").is_file()), above[0])
+
+
+def has_moved(known: str | None, uri: str) -> bool:
+    """Whether an SQLite store that was known by the first address is gone, so that the other may be the same one."""
+    file = _sqlite_file(known or "")
+    return file is not None and _sqlite_file(uri) is not None and not file.is_file()
+
+
+def keeps_files(address: str | None) -> bool:
+    """Whether MLflow can keep files at this address. It cannot in a folder of this machine that has been moved away,
+    which MLflow would make anew."""
+    place = urlsplit(address or "")
+    return place.scheme != "file" or Path(unquote(place.path)).parent.is_dir()
 
 
 def _sqlite_file(uri: str) -> Path | None:
@@ -172,9 +195,14 @@ def add_artifact(run_dir: Path, file: Path, uri: str | None, root: Path) -> None
     memory = run_dir / "mlflow.json"
     if memory.exists() and available():
         known = json.loads(memory.read_text())
-        if known["uri"] != masked(uri or store_uri(root)):
+        address = uri or store_uri(root)
+        if known["uri"] != masked(address) and not has_moved(known["uri"], address):
             raise UserError(f"{memory} names another store than the run's config")
-        _client(whole(known["uri"]) or "").log_artifact(known["run_id"], str(file))
+        client = _client(whole(address) or "")
+        kept_in = client.get_experiment(known["experiment_id"]).artifact_location
+        if not keeps_files(kept_in):
+            raise UserError(f"files of its runs are kept in {kept_in}, which is gone")
+        client.log_artifact(known["run_id"], str(file))
 
 
 def stale_runs(root: Path, fix: bool = False, status: str = "KILLED") -> list[str]:

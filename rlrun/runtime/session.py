@@ -38,7 +38,7 @@ from rlrun.loggers.imagined import Imagining
 from rlrun.loggers.jsonl import Jsonl
 from rlrun.loggers.mirror import Mirror, MlflowPlace
 from rlrun.loggers.mirroring import Mirroring
-from rlrun.loggers.mlflow import available
+from rlrun.loggers.mlflow import available, store_root
 from rlrun.loggers.sinks import CLOSE_SEC, Sink, Sinks
 from rlrun.loggers.tensorboard import TensorBoard
 from rlrun.machine.memory import keep_freed
@@ -367,7 +367,9 @@ def _mirroring(config: Typed, values: dict, path: Path, facts: dict) -> Mirrorin
             flush=True,
         )
         return None
-    place = MlflowPlace(whole(mlflow["uri"]), Path(config.run.runs_root), mlflow["experiment"], mlflow["parent"])
+    place = MlflowPlace(
+        whole(mlflow["uri"]), store_root(config.run.runs_root, path), mlflow["experiment"], mlflow["parent"]
+    )
     return Mirroring(Mirror(path, place), values, facts, mlflow["wait_sec"])
 
 

@@ -92,6 +92,27 @@ def test_sync_sends_what_is_missing_and_nothing_twice(tmp_path, capsys):
     assert history(uri, only_run(uri)) == rows, "the run is the same, and so are its points"
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_run_that_was_moved_with_its_store_goes_on_there(lost, tmp_path, capsys):
+    """The old folder does not come back. A store that has lost the run is given all of it again."""
+    old, new = tmp_path / "old", tmp_path / "new"
+    words = ["algo=pg", "env=CartPole-v1", "resources=debug", "model.hidden=[8]", "log_every_steps=20", "algo.fragment_length=5"]  # fmt: skip
+    where = ["logger=[mlflow]", "logger.mlflow.wait_sec=120", f"runs_root={old}", f"run_dir={old}/one"]
+    assert _dispatch(["train", *words, "algo.batch_size=20", "env_steps=100", *where]) == 0
+    old.rename(new)
+    if lost:
+        (new / "mlflow.db").unlink()
+    assert _dispatch(["resume", str(new / "one"), "env_steps=200"]) == 0
+    uri = f"sqlite:///{new}/mlflow.db"
+    assert history(uri, only_run(uri)) == rows_of(new / "one") and only_run(uri).info.status == "FINISHED"
+    assert not old.exists()
+    said = capsys.readouterr().err
+    assert ("does not know this run any more" in said) == lost
+    assert ("which is gone, so that no files are sent" in said) != lost
+    assert _dispatch(["sync", str(new / "one")]) == 0
+    assert "nothing was missing" in capsys.readouterr().out and not old.exists()
+
+
 def test_a_sweep_is_sent_to_another_store_too_with_how_its_jobs_ended(tmp_path):
     folder, first, second = tmp_path / "s", *(f"sqlite:///{tmp_path / name}" for name in ("one.db", "two.db"))
     job = folder / "000-failed"
