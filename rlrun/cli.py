@@ -50,7 +50,6 @@ def main() -> None:
     """Runs the command. Exit codes: 0 done, 1 the run failed, 2 bad input, 130 or 143 interrupted."""
     with contextlib.suppress(ValueError, OSError):  # stderr may be closed
         faulthandler.enable()  # an environment that crashes in this process is named at least
-    leave_the_current_folder()
     with_line = warnings.formatwarning
     warnings.formatwarning = lambda said, kind, *place: (
         f"warning: {said}\n" if issubclass(kind, Notice) else with_line(said, kind, *place)
@@ -59,6 +58,7 @@ def main() -> None:
     if len(words) < len(sys.argv[1:]):
         show_tracebacks()
     try:
+        leave_the_current_folder()
         sys.exit(_dispatch(words))
     except KeyboardInterrupt:
         print("rlrun: interrupted", file=sys.stderr)
@@ -98,9 +98,12 @@ def leave_the_current_folder() -> None:
     """Takes the current folder from the path of this process and of those that it starts.
 
     Otherwise any file there could be imported in place of a module that Python looks for. core/plugins.py imports the
-    user's own modules from there once they are named."""
+    user's own modules from there once they are named. Raises UserError if the folder has been deleted."""
     package = Path(__file__).resolve().parent.parent
-    here = Path.cwd()
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:
+        raise UserError("the current folder does not exist any more: go to another one with cd") from None
     if here != package:
         sys.path[:] = [path for path in sys.path if path and Path(path).resolve() != here]
     os.environ["PYTHONSAFEPATH"] = "1"

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlrun.config.types import parse_assignments, typed
+from rlrun.core.errors import UserError
 from rlrun.core.installing import install_line
 
 
@@ -64,6 +65,8 @@ def main(words: list[str]) -> int:
     given = parse_assignments([word for word in words if word not in ("--fix", "--clean")])
     options = typed(DoctorOptions, {"runs_root": "runs"} | given)
     runs_root = Path(options.runs_root)
+    if "runs_root" in given and not runs_root.is_dir():
+        raise UserError(f"runs_root={options.runs_root}: there is no such folder")
     print("rlrun doctor", flush=True)
     from rlrun.envs import drawing
     from rlrun.runtime.rundir import versions
@@ -79,7 +82,8 @@ def main(words: list[str]) -> int:
     print(f"drawing     {drawn(drawing.lacks())}")
     for line in leftovers(runs_root, clean):
         print(line)
-    show_stale(runs_root, fix, clean)
+    if runs_root.is_dir():
+        show_stale(runs_root, fix, clean)
     for problem in problems:
         print(f"problem     {problem}", file=sys.stderr)
     return 1 if problems else 0
@@ -175,4 +179,6 @@ def leftovers(root: Path, clean: bool) -> list[str]:
         lines.append(f"/dev/shm    {path} is left by a process that is gone{'; removed' if clean else ''}")
     if lines and not clean:
         lines.append("            rlrun doctor --clean removes this and marks such runs FAILED")
+    if not root.is_dir():
+        return [*lines, f"runs        there is no folder {root} here; runs_root=DIR names another one"]
     return lines or [f"runs        nothing is left of killed runs in {root}"]

@@ -196,7 +196,7 @@ def counterpart(key: str, words: list[str]) -> str:
     for row in option_map(algo):
         if row["rllib"] == name and row["rlrun"] != key:
             return (
-                f" RLlib's {name} is {row['rlrun']} here."
+                f" RLlib's {name} is {row['rlrun']} here{_in_parentheses(row.get('why'))}."
                 if row["rlrun"]
                 else f" RLlib's {name} has no counterpart: {row['why']}."
             )
@@ -204,10 +204,15 @@ def counterpart(key: str, words: list[str]) -> str:
     known = known_keys((chosen(words, "algo@algo.inner") or inner_algorithm(algo)) if inside else algo)
     row = theirs.get(name, {"ours": []})
     ours = next((option for option in row["ours"] if option in known and option != key), None)
-    how = f" ({row['how']})" if "how" in row else ""
+    how = row.get("how")
+    how = _in_parentheses(how.get(ours) if isinstance(how, dict) else how)
     if ours and inside:
         ours = ours.replace("algo.", "algo.inner.", 1)
     return f" Stable-Baselines3's {name} is {ours} here{how}." if ours else ""
+
+
+def _in_parentheses(text: str | None) -> str:
+    return f" ({text})" if text else ""
 
 
 def chosen(words: list[str], group: str = "algo") -> str | None:

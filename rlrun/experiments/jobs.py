@@ -276,6 +276,7 @@ class Pool:
             outcome = Outcome(job=job)
             self.outcomes.append(outcome)
         outcome.status, outcome.reason, outcome.summary, outcome.lost = "RUNNING", "", {}, False
+        outcome.row = last_row(job.run_dir) or {}  # the rows of a run that begins anew are gone
         job.log.parent.mkdir(parents=True, exist_ok=True)
         before = version(job.run_dir)
         self.running.append(_Running(outcome, self.starter(job, place), place, time.monotonic(), before))
@@ -408,6 +409,9 @@ def settle(outcome: Outcome, code: int | None, before: tuple[int, int] | None = 
         found.get("status", "FAILED"),
         str(found.get("reason") or "").strip().split("\n")[-1],
     )
+    if outcome.status == "RUNNING" and code == 0 and held(outcome.job.run_dir):
+        outcome.status, outcome.reason = "COMPLETED", "another process has resumed the run since"
+        return
     if outcome.status == "RUNNING":  # the process died before it could write how it ended
         outcome.status = "FAILED"
     elif found:

@@ -269,6 +269,31 @@ def test_a_run_that_nobody_ended_has_failed(tmp_path):
     assert outcome.status == "FAILED"
 
 
+def test_a_run_that_is_resumed_before_its_sweep_looks_has_not_failed(tmp_path):
+    from rlrun.runtime.rundir import RunDir
+
+    outcome = Outcome(job=job(tmp_path, "a"))
+    holding = RunDir.create(tmp_path / "a")
+    holding.summary(status="RUNNING", algo="pg", env="CartPole-v1", seed=1)
+    settle(outcome, 0)
+    assert (outcome.status, outcome.reason) == ("COMPLETED", "another process has resumed the run since")
+    holding.release()
+    settle(outcome, 0)
+    assert outcome.status == "FAILED"
+
+
+def test_a_job_that_begins_anew_has_no_row_of_the_run_before(tmp_path):
+    running, one = pool(), job(tmp_path, "a")
+    running.outcomes = [Outcome(job=one, row={"env_steps": 1468})]
+    made = running.run(Fixed([one]))
+    assert [outcome.row["env_steps"] for outcome in made] == [3]
+    running.outcomes, running.starter = [Outcome(job=one, row={"env_steps": 1468})], Here(
+        lambda one: [sys.executable, "-c", "raise SystemExit(2)"]
+    )
+    (one.run_dir / "progress.jsonl").unlink()
+    assert [outcome.row for outcome in running.run(Fixed([one]))] == [{}]
+
+
 def test_a_job_that_goes_on_is_told_again_every_five_minutes(tmp_path, capsys, monkeypatch):
     now = 0.0
     monkeypatch.setattr("rlrun.experiments.view.monotonic", lambda: now)
