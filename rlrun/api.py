@@ -98,9 +98,9 @@ def resume(
     refuse_unguarded("resume")
     path = _run_dir(run_dir)
     from rlrun.config.types import load_yaml, parse_assignments
-    from rlrun.config.words import flat
+    from rlrun.config.words import flat, unwrapped
 
-    changes = dict(flat(options)) | parse_assignments(_words(overrides))
+    changes = {key: unwrapped(value) for key, value in flat(options)} | parse_assignments(_words(overrides))
     env = load_yaml(path / "config.yaml").get("env")
 
     def start(watch: Watch) -> int:
@@ -136,19 +136,11 @@ def evaluate(
     environment fails."""
     from rlrun.commands import evaluate as command
     from rlrun.config.types import typed
+    from rlrun.config.words import unwrapped
     from rlrun.runtime.trained import Trained, load
 
-    options = typed(
-        command.EvaluateOptions,
-        {
-            "episodes": episodes,
-            "checkpoint": checkpoint,
-            "greedy": greedy,
-            "seed": seed,
-            "opponent": opponent,
-            "env": env,
-        },
-    )
+    given = {"episodes": episodes, "checkpoint": checkpoint, "greedy": greedy, "seed": seed}
+    options = typed(command.EvaluateOptions, unwrapped({**given, "opponent": opponent, "env": env}))
     with _one_thread():
         if isinstance(run, list | tuple):
             names = [os.fspath(one) for one in run]
@@ -201,7 +193,7 @@ def sweep(
     reason, env_steps, return_mean and wall_sec. A run that fails does not stop the others. Raises UserError if an
     option is wrong; Ctrl-C lets all runs save, and raises KeyboardInterrupt."""
     from rlrun.commands import sweep as command
-    from rlrun.config.words import flat, word
+    from rlrun.config.words import flat, unwrapped, word
 
     given = {name: value for name, value in (("algo", algo), ("env", env)) if value is not None} | options
     words = []
@@ -221,6 +213,7 @@ def sweep(
     flags: dict[str, Any] = dict.fromkeys(command.FLAGS)
     flags |= {"--jobs": jobs, "--timeout": timeout, "--search": search, "--trials": trials, "--every": every}
     flags |= {"--prune": prune, "--dir": None if dir is None else os.fspath(dir)}
+    flags = {name: _of_kind(name, unwrapped(value), command.FLAGS[name]) for name, value in flags.items()}
     command.check_flags(flags)
     with _rlrun_is_found(), _said(quiet):
         code = command.begin(words, flags)
@@ -378,6 +371,17 @@ def _run_dir(given: Any) -> Path:
     if not (path / "config.yaml").is_file():
         raise UserError(f"{path} is not a run directory: it has no config.yaml")
     return path
+
+
+def _of_kind(flag: str, value: Any, kind: type) -> Any:
+    """The value of a flag of the command. Raises UserError if it is of another kind."""
+    if value is None or (kind is bool and isinstance(value, bool)):
+        return value
+    fits = (int, float) if kind is float else kind
+    if isinstance(value, bool) or not isinstance(value, fits):
+        names = {int: "a whole number", float: "a number", str: "a text", bool: "True or False"}
+        raise UserError(f"{flag.lstrip('-')} must be {names[kind]}, not {value!r}")
+    return value
 
 
 def _words(overrides: Sequence[str]) -> list[str]:

@@ -142,6 +142,8 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
             raise UserError(
                 f"{word}: use `rlrun sweep` for several runs; it shares this machine among them and can be resumed"
             )
+        if word.endswith("=") and word.count("=") == 1 and not word.startswith("-"):
+            raise UserError(f"{word} has no value; a shell variable behind it may not be set")
         if word.startswith("--") and word.split("=")[0] not in FLAGS:
             raise UserError(
                 f"{word} is not a flag: options are key=value, such as algo.lr=3e-4; rlrun train --help lists them"

@@ -25,10 +25,11 @@ def main(words: list[str]) -> int:
         from rlrun.commands.train_help import show
 
         return show(words)
-    if PLAN in words:
-        return compose([word for word in words if word != PLAN], show_plan)
+    rest = [word for word in words if word != PLAN]
     if any(word.split("=")[0] == FROM_RUN for word in words):
-        return again(words)
+        return again(rest, plans=PLAN in words)
+    if PLAN in words:
+        return compose(rest, show_plan)
     if words and not NO_WORKERS.intersection(words) and not any(word.startswith("-") for word in words) and cores() > 1:
         warm()  # before this process imports PyTorch itself
     try:
@@ -45,8 +46,8 @@ def cores() -> int:
 FROM_RUN = "--from-run"
 
 
-def again(words: list[str]) -> int:
-    """Starts a new run with the config of an old one and these changes."""
+def again(words: list[str], plans: bool = False) -> int:
+    """Starts a new run with the config of an old one and these changes. plans: only shows what it would consist of."""
     from rlrun.commands.resume import choose_loggers, dotted, loggers_first, set_option
     from rlrun.config.saved import saved_config
     from rlrun.config.types import parse_assignments
@@ -76,7 +77,8 @@ def again(words: list[str]) -> int:
         set_option(values, key, value)
     from rlrun.config.run import with_numbers
 
-    return start(with_numbers(values), flattened(changes), said=[f"the config of {given}"])
+    show_or_start = plan_of if plans else start
+    return show_or_start(with_numbers(values), flattened(changes), said=[f"the config of {given}"])
 
 
 def train(cfg: Any, choices: dict[str, Any], watch: Any = None) -> int:
@@ -91,25 +93,32 @@ def train(cfg: Any, choices: dict[str, Any], watch: Any = None) -> int:
 
 
 def show_plan(cfg: Any, choices: dict[str, Any]) -> int:
-    """Prints what a run of this config would consist of, and starts nothing."""
-    from rlrun.config.automatic import settled
-    from rlrun.config.run import type_config, with_numbers
+    """Prints what a run of this composed config would consist of, and starts nothing."""
+    from rlrun.config.run import with_numbers
     from rlrun.config.saved import set_by_user
     from rlrun.config.types import plain
+
+    values = with_numbers(plain(cfg))
+    said = [*check_tuned(choices, values), *tuned_for_game(choices, values)]
+    return plan_of(values, set_by_user(values), said)
+
+
+def plan_of(values: dict[str, Any], given: dict[str, Any], said: Sequence[str] = ()) -> int:
+    """Does so for a plain config. given: the options, by path, that the user set. said: notes that come first."""
+    from rlrun.config.automatic import settled
+    from rlrun.config.run import type_config
     from rlrun.runtime.build import preflight
     from rlrun.runtime.cluster import machine_for
     from rlrun.runtime.data_plan import fill_spec
     from rlrun.runtime.plan_text import described
     from rlrun.runtime.unused import refuse_unused
 
-    values = with_numbers(fill_spec(plain(cfg)))
-    said = [*check_tuned(choices, values), *tuned_for_game(choices, values)]
+    values, lines = fill_spec(values), list(said)
     machine = machine_for(type_config(settled(values)[0]))
-    given = set_by_user(values)
-    planned = planned_here(values, machine, given, said, capacity_is_auto(values))
+    planned = planned_here(values, machine, given, lines, capacity_is_auto(values))
     refuse_unused(planned, given)
     preflight(planned, machine)
-    print(*(f"  {line}" for line in said), described(planned), sep="\n")
+    print(*(f"  {line}" for line in lines), described(planned), sep="\n")
     return 0
 
 

@@ -44,22 +44,33 @@ def flat(options: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]
         yield from flat(inside, f"{key}.")
 
 
+def unwrapped(value: Any) -> Any:
+    """A value with Python's numbers, texts and lists in place of NumPy's and PyTorch's numbers, paths and tuples."""
+    if hasattr(value, "item") and hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0:
+        return value.item()
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, list | tuple):
+        return [unwrapped(one) for one in value]
+    return {key: unwrapped(one) for key, one in value.items()} if isinstance(value, Mapping) else value
+
+
 def word(key: str, value: Any) -> str:
     """The right side of a word. key: the option, for messages."""
-    if hasattr(value, "item") and hasattr(value, "dtype") and getattr(value, "ndim", 1) == 0:
-        value = value.item()  # a number of NumPy or PyTorch
+    path = isinstance(value, os.PathLike)
+    value = unwrapped(value)
     if value is None:
         return "null"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
         return repr(value)
-    if isinstance(value, os.PathLike):
-        return quoted(os.fspath(value))
+    if path:
+        return quoted(value)
     if isinstance(value, str):
         plain = (_PLAIN.fullmatch(value) and value.lower() not in _WORDS) or _NUMBER.fullmatch(value)
         return value if plain else quoted(value)
-    if isinstance(value, list | tuple):
+    if isinstance(value, list):
         return f"[{','.join(word(key, one) for one in value)}]"
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{word(key, name)}:{word(key, one)}" for name, one in value.items()) + "}"

@@ -433,10 +433,13 @@ def check_record(plan: Plan) -> None:
     record = plan.policy_factory(acting=True)().record_spec(plan.needs.record)
     assert plan.config.run.record is not None
     folder = Path(plan.config.run.record)
-    was_there = folder.exists()
-    recorder(plan.config, plan.spec, record, command_line())
-    if not was_there:  # the run makes it again; --plan should leave nothing behind
-        folder.rmdir()
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        recorder(plan.config, plan.spec, record, command_line())
+    finally:
+        for path in missing:  # the run makes them again; --plan should leave nothing behind
+            if path.exists():
+                path.rmdir()
 
 
 def checked_callbacks(plan: Plan) -> list[Callback]:

@@ -343,8 +343,8 @@ def test_bad_input_is_a_sentence(words, said, recorded, tmp_path, monkeypatch):
 
 
 def test_a_plan_leaves_no_folder_for_the_record(tmp_path):
-    assert _dispatch(["train", "--plan", "algo=dqn", "env=CartPole-v1", f"record={tmp_path / 'data'}"]) == 0
-    assert not (tmp_path / "data").exists()
+    assert _dispatch(["train", "--plan", "algo=dqn", "env=CartPole-v1", f"record={tmp_path / 'new' / 'data'}"]) == 0
+    assert not (tmp_path / "new").exists()
 
 
 def test_the_command_needs_no_env(recorded, tmp_path, capsys):

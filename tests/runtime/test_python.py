@@ -134,6 +134,29 @@ def test_what_is_wrong_gets_the_command_s_sentence_and_no_run(options, said, tmp
 # -- callbacks, interruptions ------------------------------------------------------------------------------------------
 
 
+def test_numbers_of_numpy_and_tuples_are_values_everywhere(tmp_path):
+    train(tmp_path / "run")
+    rlrun.resume(tmp_path / "run", env_steps=np.int64(300), logger=("console",), quiet=True)
+    told = rlrun.evaluate(tmp_path / "run", episodes=np.int64(2), seed=torch.tensor(1))
+    assert told["episodes"] == 2 and told["seed"] == 1 and told["checkpoint_env_steps"] >= 300
+
+
+@pytest.mark.parametrize(
+    "flags, said",
+    (
+        ({"jobs": "2"}, "jobs must be a whole number, not '2'"),
+        ({"timeout": "1h"}, "timeout must be a number, not '1h'"),
+        ({"trials": 2.5}, r"trials must be a whole number, not 2\.5"),
+        ({"prune": 1}, "prune must be True or False, not 1"),
+        ({"jobs": np.int64(0)}, "--jobs must be at least 1"),
+    ),
+)
+def test_flags_of_a_sweep_are_checked(flags, said, tmp_path):
+    with pytest.raises(rlrun.UserError, match=said):
+        rlrun.sweep("pg", "CartPole-v1", dir=tmp_path / "sweep", **flags)
+    assert not (tmp_path / "sweep").exists()
+
+
 def test_a_callback_sees_every_row_and_can_end_the_run(tmp_path, capsys):
     rows = []
 

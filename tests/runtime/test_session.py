@@ -719,7 +719,9 @@ def test_loggers_are_chosen_anew(tmp_path, capsys):
         assert {name: node["enabled"] for name, node in logger.items()} == expected
         assert ("steps  " in capsys.readouterr().out) == bool(expected.get("console"))
     assert len(list(path.glob("events.*"))) == 1, "of the first session alone"
-    assert train_again(["--from-run", str(path), "logger=[]", f"run_dir={again}", "env_steps=100"]) == 0
+    for words in (["--plan"], []):  # a plan starts nothing
+        assert not again.exists()
+        assert train_again([*words, "--from-run", str(path), "logger=[]", f"run_dir={again}", "env_steps=100"]) == 0
     assert load_yaml(again / "config.yaml")["logger"] == {}
 
 
