@@ -56,6 +56,13 @@ class Config(MetaConfig):
     maml_updates: Annotated[int, Count]
     dynamics: DynamicsConfig
 
+    def __post_init__(self):
+        if self.num_tasks < self.dynamics.members:
+            raise ValueError(
+                f"num_tasks {self.num_tasks} is below dynamics.members {self.dynamics.members}, so that some members"
+                " would be fitted and never played"
+            )
+
 
 class MBMPO(MAML):
     cfg: Config  # type: ignore[assignment]

@@ -23,6 +23,7 @@ from rlrun.core.specs import Box, EnvSpec
 from rlrun.models.encoders import flat_size, flatten
 
 TINY = 1e-10  # added to deviations
+STILL = 1e-6  # the share of its mean up to which the deviation of an input may be rounding
 Reward = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # (obs, action, next obs) [B, ...] -> [B]
 
 
@@ -73,16 +74,24 @@ class Ensemble(nn.Module):
 
     @torch.no_grad()
     def measure(self, x: Tensor, change: Tensor) -> None:
-        """Takes the moments of data x [N, inputs] and change [N, outputs], if they are to be normalised."""
+        """Takes the moments of data x [N, inputs] and change [N, outputs], if they are to be normalised.
+
+        An input that never changes is shifted to 0 and not scaled, because its deviation is nothing but rounding. A
+        number that always changes by as much is predicted to do so, whatever the nets say."""
         if self.normalize:
-            self.input_mean.copy_(x.mean(0))
-            self.input_deviation.copy_(x.std(0, unbiased=False))
+            x, change = x.double(), change.double()
+            mean, deviation = x.mean(0), x.std(0, unbiased=False)
+            constant = deviation <= (STILL * mean.abs()).clamp(min=TINY)
+            self.input_mean.copy_(mean)
+            self.input_deviation.copy_(deviation.masked_fill(constant, 1.0))
+            deviation = change.std(0, unbiased=False)
             self.change_mean.copy_(change.mean(0))
-            self.change_deviation.copy_(change.std(0, unbiased=False))
+            self.change_deviation.copy_(deviation.masked_fill(deviation <= TINY, 0.0))
 
     def normalized(self, change: Tensor) -> Tensor:
         """Changes as the nets predict them."""
-        return (change - self.change_mean) / (self.change_deviation + TINY)
+        made = (change - self.change_mean) / (self.change_deviation + TINY)
+        return made.masked_fill(self.change_deviation == 0, 0.0)
 
     def forward(self, x: Tensor) -> Tensor:
         """Inputs [M, N, inputs], one set for each member -> normalised changes [M, N, outputs]."""
@@ -94,7 +103,7 @@ class Ensemble(nn.Module):
     def next(self, obs: Tensor, x: Tensor) -> Tensor:
         """The observations [M, N, outputs] that follow obs [M, N, outputs] according to each member, for inputs x
         [M, N, inputs] made of them."""
-        change = self(x) * (self.change_deviation + TINY) + self.change_mean
+        change = self(x) * self.change_deviation + self.change_mean
         return (obs + change).clamp(self.low, self.high)
 
 

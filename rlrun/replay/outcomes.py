@@ -7,6 +7,8 @@ import numpy as np
 from rlrun.core.batch import Batch
 from rlrun.replay.storage import Plain, Tree
 
+OUTCOMES = ("return_to_go", "episode_return")  # the fields of a drawn row
+
 
 class Outcomes:
     """The return behind every row of a ring, and that of its whole episode, from the moment when the episode is over.
@@ -92,7 +94,7 @@ class Outcomes:
     def read(self, column: np.ndarray, row: np.ndarray) -> dict[str, np.ndarray]:
         """return_to_go and episode_return [...] of rows."""
         slot = row % self.length
-        return {"return_to_go": self.to_go[column, slot], "episode_return": self.total[column, slot]}
+        return dict(zip(OUTCOMES, (self.to_go[column, slot], self.total[column, slot]), strict=True))
 
     def state(self) -> dict:
         """The open episodes."""

@@ -31,6 +31,7 @@ from rlrun.dataflow.stores import FragmentStore, Key
 from rlrun.dataflow.workers import READY, Worker, Workers
 from rlrun.replay.buffer import FirstPriority, Replay
 from rlrun.replay.layout import Layout, ReplayConfig, saved_with
+from rlrun.replay.outcomes import OUTCOMES
 
 PREFETCHED = 2  # number of batches that a shard has ready or is drawing
 AHEAD = 2  # number of batches by which a shard may exceed its share while others are late
@@ -264,4 +265,6 @@ def drawn_layout(layout: Layout, count: int) -> RowSpec:
     }
     if layout.core:
         made["core"] = widen(layout.core, 1)
+    if layout.outcomes is not None:
+        made |= {name: widen(Field((), torch.float32), layout.rows) for name in OUTCOMES}
     return {**made, "weight": Field((count,), torch.float32), "key": Field((count,), torch.int64)}

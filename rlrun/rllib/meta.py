@@ -24,7 +24,11 @@ def meta(one: Translation) -> None:
     if one.core not in META:
         return
     at = one.inner
-    one.set(f"{at}.num_tasks", max(1, int(one.get(*WORKERS))), *WORKERS, why="workers, each with a task")
+    workers, members = max(1, int(one.get(*WORKERS))), 1
+    if one.core == "mbmpo":
+        members = int(one.get("dynamics_model.ensemble_size"))
+    why = "workers, each with a task" if workers >= members else "a task for each member of the ensemble"
+    one.set(f"{at}.num_tasks", max(workers, members), *WORKERS, why=why)
     one.set(f"{at}.envs_per_task", int(one.get(*ENVS)), *ENVS)
     one.set(f"{at}.fragment_length", int(one.get(*LENGTHS)), *LENGTHS)
     one.set(f"{at}.value_coef", 2.0 * float(one.get("vf_loss_coeff")), "vf_loss_coeff", why="of half the squared error")

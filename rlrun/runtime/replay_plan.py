@@ -62,9 +62,9 @@ def check_belongs(
     if runner not in (*RUNNERS, *MAY):
         if asked.returns is not None:
             raise UserError(f"{name} learns from recorded data, which runner={runner} has not: use runner=offline")
+        data = "" if asked.outcomes is not None else ", or from recorded data with offline"
         raise UserError(
-            f"{name} learns from a replay, which runner={runner} has not; it runs with {' or '.join(RUNNERS)}, or from"
-            " recorded data with offline"
+            f"{name} learns from a replay, which runner={runner} has not; it runs with {' or '.join(RUNNERS)}{data}"
         )
     if cfg is None:
         raise UserError(f"{name} learns from a replay: choose replay=uniform or replay=prioritized")

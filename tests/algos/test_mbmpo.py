@@ -30,7 +30,7 @@ def real_rows(made, sampler, count=4):
 
 
 def test_every_member_is_a_net_of_its_own_and_normalisation_is_undone(typed):
-    _, made, sampler = start(typed, "mbmpo", "env=Pendulum-v1", "algo.dynamics.members=3")
+    _, made, sampler = start(typed, "mbmpo", "env=Pendulum-v1", "algo.num_tasks=3", "algo.dynamics.members=3")
     real_rows(made, sampler)
     ensemble: Ensemble = made.ensemble
     x, change = made.inputs[: int(made.rows_seen)], made.changes[: int(made.rows_seen)]
@@ -47,6 +47,22 @@ def test_every_member_is_a_net_of_its_own_and_normalisation_is_undone(typed):
     after = ensemble.next(obs.expand(3, -1, -1), x.expand(3, -1, -1))
     expected = obs + told * change.std(0, unbiased=False) + change.mean(0)
     torch.testing.assert_close(after, expected.clamp(-8, 8), rtol=1e-4, atol=1e-4)
+
+
+def test_numbers_that_never_change_do_no_harm(typed):
+    """A deviation of 0 is rounding, and dividing by it makes thousands of it."""
+    _, made, _ = start(typed, "mbmpo", "env=Pendulum-v1")
+    ensemble = made.ensemble
+    x = torch.randn(1000, ensemble.inputs, generator=torch.Generator().manual_seed(0))
+    change = x[:, : ensemble.outputs] * 0.1
+    x[:, 0], x[:, 1], change[:, 1] = 1.7, 1e-9 * x[:, 1], 0.3
+    ensemble.measure(x, change)
+    scaled = (x - ensemble.input_mean) / ensemble.input_deviation
+    assert scaled[:, 0].abs().max() == 0 and 0.9 < scaled[:, 1].std() < 1.1
+    assert ensemble.normalized(change).abs().max(0).values[1] == 0
+    obs = x[:, : ensemble.outputs]
+    after = ensemble.next(obs.expand(2, -1, -1), x.expand(2, -1, -1))
+    torch.testing.assert_close(after[..., 1], (obs[:, 1] + 0.3).expand(2, -1))
 
 
 def test_linear_dynamics_are_learnt_to_the_noise(typed):
@@ -176,7 +192,7 @@ class TrueModel:
 
 
 def test_with_one_true_model_it_is_maml_on_the_environment(typed):
-    words = [*TRUE, "algo.num_tasks=1", "algo.envs_per_task=3", "algo.imagined_length=6", "algo.maml_updates=1"]
+    words = [*TRUE, "algo.num_tasks=1", "algo.dynamics.members=1", "algo.envs_per_task=3", "algo.imagined_length=6", "algo.maml_updates=1"]
     wiring, made, _ = start(typed, "mbmpo", *words)
     rounds = made.imagined_rounds(TrueModel(wiring.plan.make_env()(0, 3)))
     again, width = wiring.plan.make_env()(0, 3), 3
@@ -249,6 +265,7 @@ def test_nothing_is_learnt_before_the_random_steps_are_over(typed):
         (["env=CartPole-v1", "env.stack=2"], "env.stack must be 1"),
         (["env=rlrun/EverySpace-v0"], "needs discrete or box actions"),
         (["env=CartPole-v1", "resources.num_learners=2", "algo.num_tasks=4"], "one learner fits the models"),
+        (["env=CartPole-v1", "algo.num_tasks=2", "algo.dynamics.members=3"], "never played"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_a_sentence(typed, words, said):

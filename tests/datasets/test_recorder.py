@@ -351,7 +351,8 @@ def test_the_command_needs_no_env(recorded, tmp_path, capsys):
     words = ["train", *OFFLINE[:2], "resources=debug", "logger=[]", f"data.path={recorded}", "env_steps=500"]
     assert _dispatch([*words, f"run_dir={tmp_path / 'run'}"]) == 0
     assert "dqn on rlrun/Identity-v0" in capsys.readouterr().out
-    with pytest.warns(Notice, match="the data do not say with which options rlrun/Identity-v0 was made"):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Notice)
         assert _dispatch(["evaluate", str(tmp_path / "run"), "episodes=1", "checkpoint=last"]) == 0
 
 

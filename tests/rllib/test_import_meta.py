@@ -50,6 +50,12 @@ def test_rllibs_files_keep_their_meaning(file, wanted):
     assert config.algo.optimizer.kind == "adam" and config.run.model.share_value is False
 
 
+def test_each_model_of_an_ensemble_has_a_task():
+    config = {key: value for key, value in MBMPO["config"].items() if key != "num_workers"}
+    (made,) = translate("one", {**MBMPO, "config": {**config, "num_workers": 2}}, "file.yaml")
+    assert made.values["algo.num_tasks"] == made.values["algo.dynamics.members"] == 3
+
+
 @pytest.mark.parametrize("name, env", [
     ("pendulum_mass.PendulumMassEnv", "PendulumMass-v0"), ("cartpole_mass.CartPoleMassEnv", "CartPoleMass-v0"),
     ("halfcheetah_rand_direc.HalfCheetahRandDirecEnv", "HalfCheetahRandDirec-v0"), ("ant_rand_goal.AntRandGoalEnv", "AntRandGoal-v0"),

@@ -128,6 +128,20 @@ def test_apex_learns_with_two_shards(typed, tmp_path):
     assert job.first_counted == 3, "of four columns the one that explores least counts"
 
 
+def test_outcomes_of_games_come_with_the_rows_of_shards(tmp_path, capsys):
+    """AlphaZero learns the returns of whole games: those of Tic-tac-toe are -1, 0 and 1."""
+    words = ["algo=alphazero", "env=TicTacToe-v0", "runner=distributed_replay", "runner.num_shards=2", "resources.num_samplers=2", "algo.num_envs=4",
+             "algo.search.simulations=4", "algo.learning_starts=150", "model.hidden=[8]", "resources.device=cpu", "logger=[]", "log_every_sec=0.05"]  # fmt: skip
+    path = tmp_path / "run"
+    assert _dispatch(["train", *words, "env_steps=800", f"run_dir={path}"]) == 0
+    assert _dispatch(["resume", str(path), "env_steps=1200"]) == 0
+    rows = [json.loads(line) for line in (path / "progress.jsonl").read_text().splitlines()]
+    learnt = [row["learn/value_loss"] for row in rows if row.get("learn/value_loss") is not None]
+    assert len(learnt) > 2 and all(0 < value < 2 for value in learnt)
+    with pytest.raises(UserError, match="it runs with replay or distributed_replay$"):
+        _dispatch(["train", "--plan", *words[:2], "runner=on_policy"])
+
+
 @pytest.mark.parametrize("pace", ["ratio", "free"])
 def test_samplers_wait_for_a_slow_learner_only_where_they_are_told_to(typed, tmp_path, monkeypatch, pace):
     """Two samplers hold 80 rows in their slots: more rows in an update's time have been handed over beside it."""
