@@ -28,6 +28,14 @@ from rlrun.envs.named import NamedEnv, global_generators
 from rlrun.envs.names import absent, check_present, numbered
 from rlrun.envs.wrapped import Pixels, Repeat
 
+CHANGE_NOTHING = (
+    gymnasium.wrappers.FilterObservation,
+    gymnasium.wrappers.OrderEnforcing,
+    gymnasium.wrappers.PassiveEnvChecker,
+    gymnasium.wrappers.RecordEpisodeStatistics,
+    gymnasium.wrappers.TimeLimit,
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SingleConfig(TimeLimits):
@@ -152,7 +160,8 @@ def make_spec(cfg: SingleConfig) -> EnvSpec:
         limit = cfg.limit(env)
         kwargs = dict(cfg.kwargs) if isinstance(cfg, GymConfig) else {}
         repeats = isinstance(cfg, GymConfig) and cfg.action_repeat > 1  # a step pays for several of the environment's
-        pays = None if cfg.draws or cfg.wrappers or repeats else rewards.reward_of(cfg.name, env.unwrapped, kwargs)
+        other = cfg.draws or cfg.wrappers or repeats or wrapped_by(env)  # than the environment's class itself
+        pays = None if other else rewards.reward_of(cfg.name, env.unwrapped, kwargs)
         if pays is not None and isinstance(cfg, GymConfig):
             kwargs = dict(find(cfg.name).kwargs) | kwargs
         tasks = all(env.has_wrapper_attr(name) for name in ("sample_tasks", "set_task"))
@@ -237,6 +246,16 @@ def make_one(cfg: SingleConfig, render: bool = False) -> gymnasium.Env:
     return gymnasium.wrappers.FilterObservation(env, kept) if kept else env
 
 
+def wrapped_by(env: gymnasium.Env) -> str | None:
+    """The name of a wrapper that may change what an environment shows or pays, or None if there is none. Gymnasium's
+    checks, its time limits and what leaves texts out change nothing of that."""
+    while isinstance(env, gymnasium.Wrapper):
+        if type(env) not in CHANGE_NOTHING:
+            return type(env).__name__
+        env = env.env
+    return None
+
+
 def texts(env: gymnasium.Env) -> tuple[str, ...]:
     """Returns the names of the parts of a Dict observation that are text, which networks cannot read.
 
@@ -300,7 +319,8 @@ class GymEnv:
         self.remade = Remade(count, restarts)
         self.tasks: Sequence[Any] | None = None
         # wrappers and rendering need single environments
-        registered = find(cfg.name) if isinstance(cfg, GymConfig) and cfg.untouched and not render else None
+        alone = render or spec.game is not None  # a search needs them, too
+        registered = find(cfg.name) if isinstance(cfg, GymConfig) and cfg.untouched and not alone else None
         self.native = registered is not None and registered.vector_entry_point is not None
         if isinstance(cfg, GymConfig) and registered is not None and self.native:
             mode, overrides = "vector_entry_point", _overrides(cfg)

@@ -122,6 +122,12 @@ def simulator_of(cfg: Any, limited: bool = True) -> Simulator:
         finally:
             game.close()
     env = gym.make_one(cfg)
+    if (wrapper := gym.wrapped_by(env)) is not None:
+        env.close()
+        raise UserError(
+            f"env={cfg.name} is made inside of {wrapper}, and a search steps what is inside of wrappers, which may show"
+            " and pay something else: let the environment's own class do what the wrapper does"
+        )
     own: Any = getattr(env.unwrapped, "simulator", None)
     if _is_simulator(own):
         env.close()

@@ -94,6 +94,28 @@ class WithEngine(CartPoleEnv):
     simulator = object()
 
 
+class StateCart(CartPoleEnv):
+    """Gymnasium's CartPole, of which Gymnasium also has a class that steps many at once."""
+
+    def get_state(self):
+        return self.state, copy.deepcopy(self.np_random)
+
+    def set_state(self, state):
+        self.state, self.np_random = state[0], copy.deepcopy(state[1])
+        self.steps_beyond_terminated = None
+
+
+def shifted(**options):
+    return gymnasium.wrappers.TransformReward(StateCart(**options), lambda reward: reward - 5)
+
+
+gymnasium.register("tests/Shifted-v0", entry_point=shifted)
+gymnasium.register(
+    "tests/StateCart-v0",
+    entry_point=StateCart,
+    vector_entry_point="gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv",
+    max_episode_steps=30,
+)
 for name in ("Copied", "Forgetful", "Unrestorable", "WithEngine"):
     gymnasium.register(f"tests/{name}-v0", entry_point=globals()[name])
 gymnasium.register("tests/Limited-v0", entry_point="rlrun.envs.puzzles:sparse_cartpole", max_episode_steps=20)
@@ -518,6 +540,13 @@ def test_a_run_learns_from_its_games(typed, tmp_path, words):
     assert all(np.isfinite(learnt[f"learn/{name}"]) for name in ("policy_loss", "value_loss", "kl"))
 
 
+def test_an_environment_with_a_vectorised_class_is_searched_in_copies(typed):
+    words = ["env=tests/StateCart-v0", "algo.search.simulations=3", "algo.num_envs=2", "algo.fragment_length=8"]
+    _, _, sampler = start(typed, "alphazero", *words)
+    (fragment,) = sampler.take(1)
+    assert fragment.batch.valid.any() and (fragment.batch.reward[fragment.batch.valid] == 1).all()
+
+
 # -- what is refused ----------------------------------------------------------------------------------------------------
 
 
@@ -526,6 +555,7 @@ def test_a_run_learns_from_its_games(typed, tmp_path, words):
     [
         (["env=CartPole-v1"], "has no get_state and no set_state"),
         (["env=tests/Unrestorable-v0"], "has no set_state"),
+        (["env=tests/Shifted-v0"], "is made inside of TransformReward"),
         (["env=tests/Forgetful-v0"], "does not restore what get_state"),
         (["env=TicTacToe-v0", "algo.ranked.enabled=true"], "has two players"),
         (["env=CartPoleSparse-v0", "algo.symmetries=true"], "CartPoleSparse-v0 does not"),

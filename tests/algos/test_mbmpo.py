@@ -165,6 +165,13 @@ class Scaled(PendulumEnv):
 gymnasium.register("tests/Scaled-v0", entry_point=Scaled, max_episode_steps=200, kwargs={"scale": 2.0})
 
 
+def shifted(**options):
+    return gymnasium.wrappers.TransformReward(Scaled(**options), lambda reward: reward - 5)
+
+
+gymnasium.register("tests/Shifted-v1", entry_point=shifted, max_episode_steps=200)
+
+
 @pytest.mark.parametrize("words", [[], ["++env.kwargs.scale=3"]])
 def test_an_environments_own_reward_has_its_arguments(typed, words):
     wiring, made, sampler = start(typed, "mbmpo", "env=tests/Scaled-v0", *words)
@@ -261,6 +268,7 @@ def test_nothing_is_learnt_before_the_random_steps_are_over(typed):
     [
         (["env=Acrobot-v1"], "rewards of imagined steps must be known"),
         (["env=CartPole-v1", "++env.kwargs.sutton_barto_reward=true"], "rewards of imagined steps must be known"),
+        (["env=tests/Shifted-v1"], "rewards of imagined steps must be known"),
         (["env=CartPole-v1", "env.action_repeat=2"], "rewards of imagined steps must be known"),
         (["env=CartPole-v1", "env.stack=2"], "env.stack must be 1"),
         (["env=rlrun/EverySpace-v0"], "needs discrete or box actions"),

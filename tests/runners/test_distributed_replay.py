@@ -138,7 +138,7 @@ def test_outcomes_of_games_come_with_the_rows_of_shards(tmp_path, capsys):
     rows = [json.loads(line) for line in (path / "progress.jsonl").read_text().splitlines()]
     learnt = [row["learn/value_loss"] for row in rows if row.get("learn/value_loss") is not None]
     assert len(learnt) > 2 and all(0 < value < 2 for value in learnt)
-    with pytest.raises(UserError, match="it runs with replay or distributed_replay$"):
+    with pytest.raises(UserError, match=r"it runs with replay or distributed_replay$"):
         _dispatch(["train", "--plan", *words[:2], "runner=on_policy"])
 
 
