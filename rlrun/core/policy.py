@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,12 @@ class Act(NamedTuple):
 class Policy(nn.Module):
     """Chooses actions. Its observation filter (running mean and deviation) consists of buffers, so that it is
     published, saved and exported with the policy."""
+
+    # Buffers that are no weights. A run that begins with the weights of another one (init=) keeps its own.
+    own_state: ClassVar[tuple[str, ...]] = ()
+
+    def weights_taken(self) -> None:
+        """Called when the policy has been given the weights of another run."""
 
     def recordable(self, what: Pass) -> bool:
         """Whether a GPU may record this pass and replay it in one launch (machine/graphs.py). The pass must read

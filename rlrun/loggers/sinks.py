@@ -128,7 +128,8 @@ class Sinks:
             if now - began >= SAY_SEC and not said:
                 said = True
                 names = " and ".join(self.makers)
-                print(f"  waiting for {names} to store the last rows; Ctrl-C ends the wait", flush=True)
+                what = f"{names} to store the last rows" if names else "the last pictures to be drawn"
+                print(f"  waiting for {what}; Ctrl-C ends the wait", flush=True)
             self.thread.join(0.05)
         return ""
 

@@ -25,6 +25,7 @@ class AdaptedPolicy(DistributionPolicy):
 
     Source: Finn et al. 2017, arXiv:1703.03400."""
 
+    own_state = ("adapted",)
     adapted: Tensor
 
     def __init__(
@@ -43,6 +44,9 @@ class AdaptedPolicy(DistributionPolicy):
         self.tasks, self.envs_per_task = tasks, envs_per_task
         # [tasks, P], published to samplers with the policy
         self.register_buffer("adapted", vector_of(self).detach().repeat(tasks, 1), persistent=saved)
+
+    def weights_taken(self) -> None:
+        self.adapted.copy_(vector_of(self).detach())
 
     @property
     def size(self) -> int:

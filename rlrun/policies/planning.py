@@ -52,6 +52,7 @@ class SearchPolicy(FiltersObservations, Policy):
     A column that waits for the other player has the network's value and its one legal action."""
 
     ready: Tensor
+    own_state = ("ranked_returns", "ranked_count", "ranked_threshold")
     ranked_returns: Tensor
     ranked_count: Tensor
     ranked_threshold: Tensor

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from rlrun.config.unused import flattened
 from rlrun.core.algorithm import Algorithm
 from rlrun.core.errors import UserError
 from rlrun.core.plugins import allow, modules_in
+from rlrun.core.policy import Policy
 from rlrun.runtime.rundir import checkpoints_of
 
 
@@ -39,8 +42,9 @@ def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
 
     If the other run has the same algorithm, or a variant of it that has all that this one has (as cql has all of sac),
     all weights are taken, otherwise only the policy's. Counters, optimisers, schedules and adaptive coefficients begin
-    anew. The temperature of sac and its kin does so where algo.initial_alpha is another than in the other run. path: a
-    checkpoint, or a run directory, of which the last checkpoint is taken."""
+    anew, and so do the ranked returns of alphazero and the policies that maml and mbmpo adapted. The temperature of sac
+    and its kin does so where algo.initial_alpha is another than in the other run. path: a checkpoint, or a run
+    directory, of which the last checkpoint is taken."""
     run_dir, checkpoint = _found(path, f"init={path} is neither a run directory nor one of its checkpoints")
     tensors, _ = checkpoints_of(run_dir).load(checkpoint, parts=("policy", "algorithm"))
     if signed(run_dir / "config.yaml"):  # a run of this user's own may name modules of the user's own
@@ -56,6 +60,9 @@ def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
         if isinstance(module, Algorithm)
         for key, _ in module.named_buffers(recurse=False)
     }
+    modules = algorithm.named_modules(remove_duplicate=False)
+    policies = [(prefix, module) for prefix, module in modules if isinstance(module, Policy)]
+    own |= {f"{prefix}.{key}".lstrip(".") for prefix, module in policies for key in module.own_state}
     temperatures = {value for key, value in flattened(other).items() if key.split(".")[-1] == "initial_alpha"}
     own |= {
         f"{prefix}.log_alpha".lstrip(".")
@@ -74,12 +81,20 @@ def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
                 | {key: anew[key] for key in own & anew.keys()}
             )
         else:
-            algorithm.policy.load_state_dict(tensors["policy"])
+            kept = {key: value for key, value in algorithm.policy.state_dict().items() if f"policy.{key}" in own}
+            given = {key: value for key, value in tensors["policy"].items() if f"policy.{key}" not in own}
+            algorithm.policy.load_state_dict(given | kept)
             for part in [m for m in algorithm.modules() if isinstance(m, Algorithm)]:
                 part.renew_targets()
     except RuntimeError as error:
         said = _misfit(error, run_dir)
-        raise UserError(f"init={path}: its weights do not fit this run's env and model: {said}") from None
+        cfg = flattened({"algo": json.loads(json.dumps(asdict(algorithm.cfg), default=str))})
+        others = flattened({"algo": other})
+        differ = [key for key in cfg if key in others and others[key] != cfg[key]] if other["name"] == name else []
+        more = f"; options of algo that differ there: {', '.join(differ)}" if differ else ""
+        raise UserError(f"init={path}: its weights do not fit this run's env, model and algo: {said}{more}") from None
+    for _, policy in policies:
+        policy.weights_taken()
 
 
 def other_functions(values: dict[str, Any], path: Path) -> str | None:

@@ -25,6 +25,7 @@ from rlrun.envs.boards import ConnectFour, TicTacToe
 from rlrun.envs.puzzles import BinPacking, Knapsack, SparseCartPole, optimum
 from rlrun.policies.planning import GuidedGame
 from rlrun.policies.search import Leaf, search
+from rlrun.runtime.rundir import checkpoints_of
 
 SPARSE = ["env=CartPoleSparse-v0", "++env.kwargs.max_steps=12"]
 RANKED = [*SPARSE, "algo.ranked.enabled=true", "algo.ranked.games=20", "algo.ranked.initial_games=10"]
@@ -545,6 +546,23 @@ def test_an_environment_with_a_vectorised_class_is_searched_in_copies(typed):
     _, _, sampler = start(typed, "alphazero", *words)
     (fragment,) = sampler.take(1)
     assert fragment.batch.valid.any() and (fragment.batch.reward[fragment.batch.valid] == 1).all()
+
+
+def test_ranks_are_those_of_the_new_run(tmp_path):
+    """init= takes weights. Returns of an easier game are no measure of a harder one."""
+    words = ["algo=alphazero", "env=CartPoleSparse-v0", "algo.search.simulations=2", "algo.num_envs=2", "logger=[]", "model.hidden=[8]",
+             "algo.learning_starts=30", "resources.device=cpu", "algo.ranked.enabled=true"]  # fmt: skip
+    run = tmp_path / "run"
+    assert _dispatch(["train", *words, "++env.kwargs.max_steps=9", "env_steps=200", f"run_dir={run}"]) == 0
+    plain = Wired(type_config(compose(*words, "++env.kwargs.max_steps=60", "seed=5"))).algorithm().policy
+    for more in (["algo.ranked.games=20"], ["algo.ranked.enabled=false"], []):
+        words_now = [*words, "++env.kwargs.max_steps=60", "seed=5", f"init={run}", *more]
+        made = Wired(type_config(compose(*words_now))).algorithm().policy
+        theirs = checkpoints_of(run).load(parts=("policy",))[0]["policy"]
+        for name, value in made.named_parameters():
+            torch.testing.assert_close(value.detach(), theirs[name], rtol=0, atol=0)
+    for name in made.own_state:
+        assert torch.equal(getattr(made, name), getattr(plain, name)) and not torch.equal(getattr(made, name), theirs[name])
 
 
 # -- what is refused ----------------------------------------------------------------------------------------------------

@@ -4,16 +4,19 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from conftest import small
+from conftest import compose, small
 from gymnasium.envs.classic_control.pendulum import PendulumEnv
 from test_all import batches, changed_by_an_update, same, start
-from wired import checked
+from wired import Wired, checked
 
+from rlrun.cli import _dispatch
+from rlrun.config.run import type_config
 from rlrun.core.batch import Batch
 from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
 from rlrun.envs import rewards
 from rlrun.models.dynamics import Ensemble, LearntEnv, Patience
+from rlrun.runtime.rundir import checkpoints_of
 
 TRUE = ["env=Pendulum-v1", "env.max_episode_steps=1000"]
 
@@ -253,6 +256,17 @@ def test_the_same_seed_gives_the_same_weights_and_a_restored_one_the_next_update
         made.update(data[2], Clock(300, 2))
     assert same(first, third)
     assert changed_by_an_update(first, data[0]) == []
+
+
+@pytest.mark.parametrize("before, words", [("mbmpo", ["algo.num_tasks=2"]), ("maml", [])])
+def test_weights_of_another_run_are_those_of_all_tasks(before, words, tmp_path):
+    run, common = tmp_path / "run", ["env=CartPole-v1", "logger=[]"]
+    assert _dispatch(["train", *small(before, "tiny"), *common, *words, "env_steps=20", f"run_dir={run}"]) == 0
+    theirs = checkpoints_of(run).load(parts=("policy",))[0]["policy"]
+    made = Wired(type_config(compose(*small("mbmpo", "tiny"), *common, "algo.num_tasks=3", f"init={run}"))).algorithm().policy
+    for name, value in made.named_parameters():
+        torch.testing.assert_close(value.detach(), theirs[name], rtol=0, atol=0)
+    assert torch.equal(made.adapted, made.vector().expand(3, -1))
 
 
 def test_nothing_is_learnt_before_the_random_steps_are_over(typed):

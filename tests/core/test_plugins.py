@@ -198,7 +198,7 @@ def test_weights_that_do_not_fit_get_a_sentence(tmp_path):
     assert (
         _dispatch(["train", "algo=impala", "env=rlrun/Identity-v0", *small, "model.hidden=[8]", f"run_dir={path}"]) == 0
     )
-    with pytest.raises(UserError, match="do not fit this run's env and model"):
+    with pytest.raises(UserError, match="do not fit this run's env, model and algo"):
         _dispatch(
             [
                 "train",
