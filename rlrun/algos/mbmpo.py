@@ -23,6 +23,7 @@ tuned/mbmpo/.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -33,6 +34,7 @@ from rlrun.algos.maml import MAML
 from rlrun.core.algorithm import LearnerContext, Needs, Update
 from rlrun.core.batch import Batch
 from rlrun.core.env import TaskEnv
+from rlrun.core.errors import Notice
 from rlrun.core.metrics import Means
 from rlrun.core.plugins import load_object
 from rlrun.core.ranges import Count
@@ -55,13 +57,6 @@ class Config(MetaConfig):
     imagined_length: Annotated[int, Count]
     maml_updates: Annotated[int, Count]
     dynamics: DynamicsConfig
-
-    def __post_init__(self):
-        if self.num_tasks < self.dynamics.members:
-            raise ValueError(
-                f"num_tasks {self.num_tasks} is below dynamics.members {self.dynamics.members}, so that some members"
-                " would be fitted and never played"
-            )
 
 
 class MBMPO(MAML):
@@ -93,6 +88,13 @@ class MBMPO(MAML):
                 f"rewards of imagined steps must be known, and {spec.name} has no method reward(obs, action, next_obs);"
                 " those of Gymnasium's environments that rlrun knows are not for env.wrappers, env.action_repeat or"
                 " env.kwargs that change them"
+            )
+        if cfg.num_tasks < cfg.dynamics.members:
+            warnings.warn(
+                f"algo.num_tasks={cfg.num_tasks} is below algo.dynamics.members={cfg.dynamics.members}, so that some"
+                " members are fitted and never played",
+                Notice,
+                stacklevel=2,
             )
         super().__init__(policy, spec, cfg, ctx)
         self.reward = load_object(spec.reward_class, "env", object)(**spec.reward_kwargs).reward

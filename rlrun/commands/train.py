@@ -64,6 +64,8 @@ def again(words: list[str], plans: bool = False) -> int:
     values = saved_config(Path(given), trusted)
     values["run_dir"] = None
     changes = parse_assignments(rest)
+    if values["env"].get("family") == "data" and any(key.split(".")[:2] == ["data", "path"] for key in changes):
+        values["env"] |= {"spec": None, "options": None}  # the new data say what they are from
     for key, value in loggers_first(changes):
         if key == "logger":
             choose_loggers(values, value)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from rlrun.core.conditions import REWARDS, OnlyFor
 from rlrun.core.errors import UserError
+from rlrun.core.passwords import masked_values
 from rlrun.core.spec_json import spec_from_json
 from rlrun.core.specs import EnvSpec
 
@@ -28,8 +29,9 @@ class RecordedConfig:
 
 
 def recorded_options(cfg: Any) -> dict[str, Any]:
-    """The options of an environment as data keep them: dictionaries, lists, texts, numbers and None."""
-    return json.loads(json.dumps(asdict(cfg)))
+    """The options of an environment as data keep them: dictionaries, lists, texts, numbers and None, without
+    passwords."""
+    return masked_values(json.loads(json.dumps(asdict(cfg))))
 
 
 def taken_options(options: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -41,12 +43,14 @@ def taken_options(options: dict[str, Any] | None) -> dict[str, Any] | None:
     return kept if kept and _is_plain(kept) else None
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether a value is a number, a word, or holds only such. A word has no character of a path or module."""
+def _is_plain(value: Any, depth: int = 5) -> bool:
+    """Whether a value is a number, a word, or holds only such, in at most so many lists and dictionaries. A word has no
+    character of a path or module. Names with a meaning in Hydra's files, or for modules, are not plain."""
     if isinstance(value, dict):
-        return all(_is_plain(one) for one in [*value, *value.values()])
+        names = all(_is_plain(one) and not one.startswith("_") and one not in ("hydra", "module") for one in value)
+        return depth > 0 and names and all(_is_plain(one, depth - 1) for one in value.values())
     if isinstance(value, list):
-        return all(_is_plain(one) for one in value)
+        return depth > 0 and all(_is_plain(one, depth - 1) for one in value)
     return value is None or isinstance(value, bool | int | float) or re.fullmatch(r"[\w-]*", str(value)) is not None
 
 

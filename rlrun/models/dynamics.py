@@ -23,6 +23,7 @@ from rlrun.core.specs import Box, EnvSpec
 from rlrun.models.encoders import flat_size, flatten
 
 TINY = 1e-10  # added to deviations
+ROUNDING = 2e-7  # the rounding of a difference between two numbers of float32, relative to these numbers
 STILL = 1e-6  # the share of its mean up to which the deviation of an input may be rounding
 Reward = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]  # (obs, action, next obs) [B, ...] -> [B]
 
@@ -85,8 +86,9 @@ class Ensemble(nn.Module):
             self.input_mean.copy_(mean)
             self.input_deviation.copy_(deviation.masked_fill(constant, 1.0))
             deviation = change.std(0, unbiased=False)
+            rounding = (ROUNDING * x[:, : self.outputs].abs().amax(0)).clamp(min=TINY)
             self.change_mean.copy_(change.mean(0))
-            self.change_deviation.copy_(deviation.masked_fill(deviation <= TINY, 0.0))
+            self.change_deviation.copy_(deviation.masked_fill(deviation <= rounding, 0.0))
 
     def normalized(self, change: Tensor) -> Tensor:
         """Changes as the nets predict them."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from rlrun.rllib.translation import FROM_DATA, Translation
 
+SAMPLED = ("timesteps_per_iteration", "min_sample_timesteps_per_iteration", "min_sample_timesteps_per_reporting")
+TRAINED = ("min_train_timesteps_per_iteration", "min_train_timesteps_per_reporting")
 CLOCKS = ("min_time_s_per_iteration", "min_time_s_per_reporting", "min_iter_time_s")
 LOOK_EVERY = 50000  # env steps between evaluations that a file asks for, where it does not say how often
 # env steps of an iteration of off-policy algorithms, where a file says no others
@@ -60,15 +62,18 @@ def iteration(it: Translation) -> int | None:
     """Returns the env steps of an iteration of RLlib's loop, or None if a clock ends it, as A2C's ten seconds do."""
     if it.core in FROM_DATA:
         return _iteration_of_data(it)
-    for key in ("timesteps_per_iteration", "min_sample_timesteps_per_iteration"):
-        if isinstance(it.given.get(key), int) and it.given[key] > 0:
-            return it.given[key]
     if any(it.given.get(key) for key in CLOCKS):
         return None
-    if it.outer in (None, "multi") and it.core in ("ppo", "ddppo", "pg"):
+    sampled, trained = (
+        max((int(it.given[key]) for key in keys if isinstance(it.given.get(key), int | float)), default=0)
+        for keys in (SAMPLED, TRAINED)
+    )
+    if it.outer not in (None, "multi"):
+        return None if trained else sampled or None
+    if it.core in ("ppo", "ddppo", "pg"):
         batch = it.made.values.get(f"{it.inner}.batch_size")
-        return batch if isinstance(batch, int) else None
-    return ITERATIONS.get(it.core) if it.outer in (None, "multi") else None
+        return batch * max(1, -(-max(sampled, trained) // batch)) if isinstance(batch, int) else None
+    return None if trained else sampled or ITERATIONS.get(it.core)
 
 
 def _iteration_of_data(it: Translation) -> int | None:

@@ -392,18 +392,19 @@ class Experiment(Translation):
                 elif last == "time_total_s":
                     self.made.values["stop.wall_sec"] = float(value)
                     how, became, why = "mapped", f"stop.wall_sec={flow(float(value))}", ""
-                elif last == "training_iteration" and self.core in META and steps is None:
+                elif last == "training_iteration" and self.core in META:
                     each = rows_of_iteration(self)
-                    steps = float(value) * each
+                    own = float(value) * each
                     why = f"iterations of {each:,} env steps, where episodes are as long as a fragment"
-                    how, became = "mapped", f"env_steps={flow(rounded(steps))}"
+                    how, became = "mapped", f"env_steps={flow(rounded(own))}"
+                    steps = min(own, own if steps is None else steps)
                 elif last == "training_iteration" and self.core != "sac" and (each := iteration(self) or 0):
                     own = float(value) * each
                     how, became = "mapped", f"env_steps={flow(rounded(own))}"
                     why = self._rows_learnt(own) if self.offline else f"iterations of {each:,} env steps"
                     steps = min(own, own if steps is None else steps)
                 elif last == "training_iteration":
-                    why = "a clock ends the iterations of RLlib's loop here; stop.wall_sec= and env_steps= end a run"
+                    why = "iterations of RLlib's loop have no fixed number of env steps here; env_steps= ends a run"
                 self.made.lines.append(Line(name, value, how, became, why))  # type: ignore[arg-type]
         why = "" if steps is not None else "the file names no number of env steps; RLlib's Atari tables end there"
         self.set("env_steps", rounded(steps if steps is not None else FILES_END), why=why)

@@ -171,10 +171,17 @@ def fill_spec(values: dict[str, Any]) -> dict[str, Any]:
     if not path:
         raise UserError("env= is missing, and no data say what the environment is (data.path=)")
     paths = list(path) if isinstance(path, Mapping) else [path]
-    facts = [open_source(str(one), None, bool(data.get("actions_normalized", True))).facts for one in paths]
-    spec, options = facts[0].spec, taken_options(facts[0].env)
-    if any(taken_options(one.env) != options for one in facts):
-        options = None
+    if env.get("options") is not None:
+        raise UserError("env.options is what a run stores of its data; to set options of the environment, add env=NAME")
+    normalized = bool(data.get("actions_normalized", True))
+    first = open_source(str(paths[0]), None, normalized).facts
+    spec, options = first.spec, taken_options(first.env)
+    try:
+        others = (open_source(str(one), spec, normalized).facts for one in paths[1:])
+        if options is not None and any(taken_options(one.env) != options for one in others):
+            options = None
+    except UserError:
+        options = None  # the run opens all sets, and says what is wrong
     return {**values, "env": {**env, "name": spec.name, "spec": spec_to_json(spec), "options": options}}
 
 

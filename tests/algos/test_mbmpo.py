@@ -12,7 +12,7 @@ from wired import Wired, checked
 from rlrun.cli import _dispatch
 from rlrun.config.run import type_config
 from rlrun.core.batch import Batch
-from rlrun.core.errors import UserError
+from rlrun.core.errors import Notice, UserError
 from rlrun.core.schedule import Clock
 from rlrun.envs import rewards
 from rlrun.models.dynamics import Ensemble, LearntEnv, Patience
@@ -59,13 +59,20 @@ def test_numbers_that_never_change_do_no_harm(typed):
     x = torch.randn(1000, ensemble.inputs, generator=torch.Generator().manual_seed(0))
     change = x[:, : ensemble.outputs] * 0.1
     x[:, 0], x[:, 1], change[:, 1] = 1.7, 1e-9 * x[:, 1], 0.3
+    clock = torch.arange(1001, dtype=torch.float32) * 0.01
+    x[:, 2], change[:, 2] = clock[:-1], clock.diff()  # the deviation of which is rounding
     ensemble.measure(x, change)
     scaled = (x - ensemble.input_mean) / ensemble.input_deviation
     assert scaled[:, 0].abs().max() == 0 and 0.9 < scaled[:, 1].std() < 1.1
-    assert ensemble.normalized(change).abs().max(0).values[1] == 0
+    assert (ensemble.normalized(change).abs().max(0).values[1:] == 0).all() and change[:, 2].std() > 1e-8
     obs = x[:, : ensemble.outputs]
     after = ensemble.next(obs.expand(2, -1, -1), x.expand(2, -1, -1))
     torch.testing.assert_close(after[..., 1], (obs[:, 1] + 0.3).expand(2, -1))
+
+
+def test_a_member_without_a_task_is_told(typed):
+    with pytest.warns(Notice, match="num_tasks=2 is below algo.dynamics.members=3, so that some members are fitted and"):
+        start(typed, "mbmpo", "env=Pendulum-v1", "algo.dynamics.members=3")
 
 
 def test_linear_dynamics_are_learnt_to_the_noise(typed):
@@ -287,7 +294,6 @@ def test_nothing_is_learnt_before_the_random_steps_are_over(typed):
         (["env=CartPole-v1", "env.stack=2"], "env.stack must be 1"),
         (["env=rlrun/EverySpace-v0"], "needs discrete or box actions"),
         (["env=CartPole-v1", "resources.num_learners=2", "algo.num_tasks=4"], "one learner fits the models"),
-        (["env=CartPole-v1", "algo.num_tasks=2", "algo.dynamics.members=3"], "never played"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_a_sentence(typed, words, said):

@@ -1,6 +1,7 @@
 """Recording: every decision of a run is in its data set once, whichever sampler took it, and runs learn from what they recorded."""
 
 import errno
+import functools
 import importlib.util
 import json
 import re
@@ -25,7 +26,7 @@ from rlrun.core.errors import Notice, RunFailed, UserError
 from rlrun.dataflow.slots import Fragment, Header
 from rlrun.datasets.open import open_source
 from rlrun.datasets.recorder import TrajectoryRecorder
-from rlrun.envs.recorded import taken_options
+from rlrun.envs.recorded import recorded_options, taken_options
 from rlrun.runtime.played_env import in_environment
 from rlrun.runtime.rundir import checkpoints_of
 
@@ -585,7 +586,15 @@ def test_a_run_on_data_alone_is_played_with_the_options_of_the_data(tmp_path):
     save_yaml(config, runs["both"] / "config.yaml")
     with pytest.raises(UserError, match=r"CartPole-v1 has no option env\.slippery here"):
         in_environment(rlrun.load(runs["both"]))
+    with pytest.raises(UserError, match=r"env\.options is what a run stores"):
+        _dispatch(["train", "algo=bc", f"data.path={tmp_path}/short", "env.options={stack: 2}", *common])
+    again = ["--from-run", str(runs["short"]), f"data.path={tmp_path}/plain", f"run_dir={tmp_path}/again"]
+    assert _dispatch(["train", *again]) == 0
+    assert load_yaml(tmp_path / "again" / "config.yaml")["env"]["options"]["max_episode_steps"] is None
+    served = replace(rlrun.load(tmp_path / "short-run").config.env, kwargs={"server": "tcp://me:hunter2@host:1"})
+    assert "hunter2" not in json.dumps(recorded_options(served))
     for harmless in ({"max_episode_steps": 7}, {"kwargs": {"map_name": "8x8", "slippery": False, "goals": [1, 2.5]}}):
         assert taken_options({"name": "a:B", "family": "gym", "reward_clip": 1.0, **harmless}) == harmless
-    for harmful in ({"wrappers": ["my_rl.envs:Hurry"]}, {"kwargs": {"file": "/etc/passwd"}}, {"kwargs": {"a.b": 1}}):
+    deep = {"kwargs": functools.reduce(lambda inside, _: [inside], range(9), 1)}
+    for harmful in ({"wrappers": ["my_rl.envs:Hurry"]}, {"kwargs": {"file": "/etc/passwd"}}, {"kwargs": {"a.b": 1}}, {"kwargs": {"_target_": "a"}}, {"kwargs": {"module": "a"}}, deep):
         assert taken_options({"stack": 1, **harmful}) is None

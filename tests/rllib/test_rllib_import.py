@@ -413,6 +413,10 @@ def test_stops():
         ("PPO", {"train_batch_size": 800}, 8000),
         ("DQN", {}, 10_000),
         ("DQN", {"min_sample_timesteps_per_iteration": 300}, 3000),
+        ("DQN", {"min_sample_timesteps_per_reporting": 300}, 3000),
+        ("DQN", {"min_train_timesteps_per_iteration": 300}, None),
+        ("PPO", {"min_sample_timesteps_per_iteration": 5000}, 80_000),  # two whole batches each
+        ("PPO", {"min_sample_timesteps_per_iteration": 300}, 40_000),
         ("PPO", {"min_time_s_per_iteration": 5}, None),
         ("A2C", {}, None),
         ("IMPALA", {}, None),
