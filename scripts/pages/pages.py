@@ -259,6 +259,11 @@ def speed() -> str:
         for axis, points in run["axes"].items()
         for point in points
     ]
+    learners = json.loads((ROOT / "tuned/results/growth_learners.json").read_text())
+    by_learners = [
+        (point["label"], f"{point['result']['reached']:,.0f}", f"{point['result']['bound']:,.0f}")
+        for point in learners["axes"]["learners"]
+    ]
     return f"""{MADE}
 # Speed
 
@@ -288,13 +293,19 @@ uses, divided by the sum of the parts' seconds for one env step. Noise can push 
 {_every_algorithm()}
 ## Growth
 
-`rlrun benchmark growth algo=impala env=Pong` measures how speed depends on the number of samplers, the environments per
-sampler, the fragment's length and the model, with one short run for each point. The table has several rounds of the same
-points, of {growth['date']} on {growth['machine'].partition(", ")[0]}. No other job of ours ran on this
+`rlrun benchmark growth algo=impala env=Pong` measures how speed depends on the number of samplers and learners, the
+environments per sampler, the fragment's length and the model, with one short run for each point. The table has several
+rounds of the same points, of {growth['date']} on {growth['machine'].partition(", ")[0]}. No other job of ours ran on this
 machine, but the measurements were noisy:
 
 {table(("axis", "value", "env steps/s", "share of the bound"), rows)}
 ![Growth with environments per sampler](../tuned/results/growth_impala_pong_envs.png)
+
+`{" ".join(learners["command"])}`, {learners["date"]} on {learners["machine"]}:
+
+{table(("learners", "env steps/s", "bound"), by_learners)}
+Two samplers and one learner fill two cores already, so that a second learner makes training slower there. More cores
+and several GPUs have not been measured.
 
 ## On a GPU
 
