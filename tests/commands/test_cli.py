@@ -386,7 +386,8 @@ def test_plan_prints_what_a_run_would_be_made_of_and_starts_nothing(capsys, tmp_
 
 def test_ctrl_c_while_options_are_composed_is_an_interruption(monkeypatch):
     """In the middle of a list, OmegaConf would take the exception for an error of its own."""
-    items, before = [], signal.getsignal(signal.SIGINT)
+    items, inherited = [], signal.getsignal(signal.SIGINT)
+    before = signal.default_int_handler  # a shell lets jobs in its background ignore the signal
     set_item = ListConfig._set_item_impl
 
     def interrupted(self, key, value):
@@ -396,6 +397,10 @@ def test_ctrl_c_while_options_are_composed_is_an_interruption(monkeypatch):
         set_item(self, key, value)
 
     monkeypatch.setattr(ListConfig, "_set_item_impl", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        cli.compose(CARTPOLE[1:], lambda cfg, choices: pytest.fail("the command goes on"))
-    assert len(items) > 5 and signal.getsignal(signal.SIGINT) is before
+    signal.signal(signal.SIGINT, before)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            cli.compose(CARTPOLE[1:], lambda cfg, choices: pytest.fail("the command goes on"))
+        assert len(items) > 5 and signal.getsignal(signal.SIGINT) is before
+    finally:
+        signal.signal(signal.SIGINT, inherited)
