@@ -117,26 +117,10 @@ def printable(error: BaseException | str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in masked(str(error)))
 
 
-def compose(words: list[str], job, config_name: str = "train") -> int:
-    """Composes a config from these words with Hydra and calls job(cfg, choices) with it; returns what job returns.
-
-    cfg is a DictConfig and choices maps each group to the file that was chosen. `--config-dir DIR` adds a folder of the
-    user's own options, which are checked (rlrun/config/foreign.py); `--trust` lets them name modules that no installed
-    package contains. UserError: Hydra's errors as sentences.
-    """
-    import hydra
-    from hydra.errors import HydraException
-    from omegaconf import OmegaConf, open_dict
-    from omegaconf.errors import OmegaConfBaseException
-
+def check_words(words: list[str]) -> None:
+    """Raises UserError for a word that is no option of a run, or has no value."""
     from rlrun.config.foreign import names_hydra
-    from rlrun.config.hydra_errors import THEIRS, asked_family, check_groups, translate
-    from rlrun.config.hydra_plugins import composing
-    from rlrun.config.paths import root
 
-    if "--version" in words:
-        return _dispatch(["--version"])
-    folder, trusted, words = own_folder(words)
     for word in words:
         if word in ("-m", "--multirun"):
             raise UserError(
@@ -152,6 +136,28 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
             raise UserError(f"{word} is not a flag here; rlrun train --help lists the options")
         if names_hydra(word.split("=")[0].lstrip("+~")):
             raise UserError(f"{word}: rlrun sets Hydra's own options itself; --config-dir DIR adds a folder of options")
+
+
+def compose(words: list[str], job, config_name: str = "train") -> int:
+    """Composes a config from these words with Hydra and calls job(cfg, choices) with it; returns what job returns.
+
+    cfg is a DictConfig and choices maps each group to the file that was chosen. `--config-dir DIR` adds a folder of the
+    user's own options, which are checked (rlrun/config/foreign.py); `--trust` lets them name modules that no installed
+    package contains. UserError: Hydra's errors as sentences.
+    """
+    import hydra
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf, open_dict
+    from omegaconf.errors import OmegaConfBaseException
+
+    from rlrun.config.hydra_errors import THEIRS, asked_family, check_groups, translate
+    from rlrun.config.hydra_plugins import composing
+    from rlrun.config.paths import root
+
+    if "--version" in words:
+        return _dispatch(["--version"])
+    folder, trusted, words = own_folder(words)
+    check_words(words)
     check_groups(words, folder)
     if "--help" in words or "-h" in words:  # Hydra composes a config before it prints help, and needs both choices
         words = [

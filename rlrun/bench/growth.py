@@ -84,33 +84,24 @@ def axes(setting: Setting) -> dict[str, list[Point]]:
         words = [f"resources.inference={setting.inference}", f"resources.num_learners={learners}"]
         return words if setting.inference == "serial" else [*words, f"resources.num_samplers={samplers}"]
 
+    def apart(label: int, samplers: int, learners: int) -> Point:
+        """A point with so many samplers and learners, each in a process of its own."""
+        inference = "local" if setting.inference == "serial" else setting.inference
+        words = [f"resources.inference={inference}", f"resources.num_learners={learners}"]
+        words += [f"resources.num_samplers={samplers}"]
+        fits = fitting(setting.rows, setting.columns, samplers * max(1, setting.groups))
+        return Point(str(label), [*words, *fits])
+
     as_it_is = pinned(setting.samplers)
-    if setting.every_process_learns:
-        counts = sorted({*doubling(1, setting.cores)})
+    by_learners: dict[str, list[Point]] = {}
+    if setting.every_process_learns:  # samplers are learners
+        counts = doubling(1, setting.cores)
         by_samplers = [Point(str(n), [*pinned(n), *fitting(setting.rows, setting.columns, n)]) for n in counts]
     else:
-        apart = setting._replace(inference="local") if setting.inference == "serial" else setting
-        by_samplers = []
-        for n in sorted({*doubling(1, 2 * setting.cores), setting.cores}):
-            learners = setting.learners if n % setting.learners == 0 else 1
-            words = [
-                f"resources.inference={apart.inference}",
-                f"resources.num_learners={learners}",
-                f"resources.num_samplers={n}",
-            ]
-            by_samplers.append(
-                Point(str(n), [*words, *fitting(setting.rows, setting.columns, n * max(1, setting.groups))])
-            )
-    by_learners = []
-    for n in doubling(1, setting.cores):
-        samplers = -(-setting.samplers // n) * n
-        inference = "local" if setting.inference == "serial" else setting.inference
-        words = [
-            f"resources.inference={inference}",
-            f"resources.num_learners={n}",
-            f"resources.num_samplers={samplers}",
-        ]
-        by_learners.append(Point(str(n), [*words, *fitting(setting.rows, setting.columns, samplers * setting.groups)]))
+        counts = sorted({*doubling(1, 2 * setting.cores), setting.cores})
+        by_samplers = [apart(n, n, setting.learners if n % setting.learners == 0 else 1) for n in counts]
+        each = [(n, -(-setting.samplers // n) * n) for n in doubling(1, setting.cores)]
+        by_learners["learners"] = [apart(n, samplers, n) for n, samplers in each]
     by_envs = [
         Point(
             str(n),
@@ -128,10 +119,7 @@ def axes(setting: Setting) -> dict[str, list[Point]]:
         words = [f"{algo}fragment_length={rows}"] if setting.replay else fitting(rows, max(1, batch), producers)
         by_rows.append(Point(str(rows), [*as_it_is, *words]))
     by_model = [Point(" ".join(words), [*as_it_is, *words]) for words in MODELS[setting.image]]
-    others = {"envs": by_envs, "fragment": by_rows, "model": by_model}
-    # Where every process learns, samplers are learners.
-    more = {} if setting.every_process_learns else {"learners": by_learners}
-    return {"samplers": by_samplers, **more, **others}
+    return {"samplers": by_samplers, **by_learners, "envs": by_envs, "fragment": by_rows, "model": by_model}
 
 
 TITLES = {

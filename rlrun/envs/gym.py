@@ -160,8 +160,9 @@ def make_spec(cfg: SingleConfig) -> EnvSpec:
         limit = cfg.limit(env)
         kwargs = dict(cfg.kwargs) if isinstance(cfg, GymConfig) else {}
         repeats = isinstance(cfg, GymConfig) and cfg.action_repeat > 1  # a step pays for several of the environment's
-        other = cfg.draws or cfg.wrappers or repeats or wrapped_by(env)  # than the environment's class itself
-        pays = None if other else rewards.reward_of(cfg.name, env.unwrapped, kwargs)
+        # A step then shows or pays something else than a step of the environment's own class.
+        differs = cfg.draws or cfg.wrappers or repeats or wrapped_by(env)
+        pays = None if differs else rewards.reward_of(cfg.name, env.unwrapped, kwargs)
         if pays is not None and isinstance(cfg, GymConfig):
             kwargs = dict(find(cfg.name).kwargs) | kwargs
         tasks = all(env.has_wrapper_attr(name) for name in ("sample_tasks", "set_task"))
@@ -247,8 +248,8 @@ def make_one(cfg: SingleConfig, render: bool = False) -> gymnasium.Env:
 
 
 def wrapped_by(env: gymnasium.Env) -> str | None:
-    """The name of a wrapper that may change what an environment shows or pays, or None if there is none. Gymnasium's
-    checks, its time limits and what leaves texts out change nothing of that."""
+    """The name of a wrapper that may change what an environment shows or pays, or None if there is none. Those of
+    CHANGE_NOTHING do neither."""
     while isinstance(env, gymnasium.Wrapper):
         if type(env) not in CHANGE_NOTHING:
             return type(env).__name__
@@ -318,8 +319,8 @@ class GymEnv:
         self.env: Any
         self.remade = Remade(count, restarts)
         self.tasks: Sequence[Any] | None = None
-        # wrappers and rendering need single environments
-        alone = render or spec.game is not None  # a search needs them, too
+        # Wrappers, rendering and searches need single environments.
+        alone = render or spec.game is not None
         registered = find(cfg.name) if isinstance(cfg, GymConfig) and cfg.untouched and not alone else None
         self.native = registered is not None and registered.vector_entry_point is not None
         if isinstance(cfg, GymConfig) and registered is not None and self.native:

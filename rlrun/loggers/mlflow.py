@@ -68,8 +68,10 @@ def store_uri(root: Path) -> str:
 
 
 def store_root(saved: str | Path, folder: Path) -> Path:
-    """The folder of the store of a run or a sweep in this folder: the one that its config names or, where the results
-    have been moved and that folder is gone, the nearest one above that holds a store, or else the one above it."""
+    """The folder that holds the MLflow store of a run or a sweep. folder: that of the run or the sweep.
+
+    It is the folder that the config has saved, if it is still there. Results that have been moved have their store in
+    the nearest folder above them that holds one, or else it is made in the folder above them."""
     if Path(saved).is_dir():
         return Path(saved)
     above = list(folder.resolve().parents)
@@ -77,7 +79,7 @@ def store_root(saved: str | Path, folder: Path) -> Path:
 
 
 def has_moved(known: str | None, uri: str) -> bool:
-    """Whether an SQLite store that was known by the first address is gone, so that the other may be the same one."""
+    """Whether the SQLite file of the first address is gone. It may have become that of the other address."""
     file = _sqlite_file(known or "")
     return file is not None and _sqlite_file(uri) is not None and not file.is_file()
 

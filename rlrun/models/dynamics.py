@@ -77,8 +77,8 @@ class Ensemble(nn.Module):
     def measure(self, x: Tensor, change: Tensor) -> None:
         """Takes the moments of data x [N, inputs] and change [N, outputs], if they are to be normalised.
 
-        An input that never changes is shifted to 0 and not scaled, because its deviation is nothing but rounding. A
-        number that always changes by as much is predicted to do so, whatever the nets say."""
+        An input that never changes is shifted to 0 and not scaled, because its deviation is only rounding. A number
+        that changes by the same amount in every step is predicted to do so, and the nets' output for it is ignored."""
         if self.normalize:
             x, change = x.double(), change.double()
             mean, deviation = x.mean(0), x.std(0, unbiased=False)
