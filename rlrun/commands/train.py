@@ -106,7 +106,7 @@ def show_plan(cfg: Any, choices: dict[str, Any]) -> int:
 
 
 def plan_of(values: dict[str, Any], given: dict[str, Any], said: Sequence[str] = ()) -> int:
-    """Prints the same for a plain config. given: the options, by path, that the user set. said: notes that come first."""
+    """Prints the same for a plain config. given: the options, by path, that the user set. said: notes for the top."""
     from rlrun.config.automatic import settled
     from rlrun.config.run import type_config
     from rlrun.runtime.build import preflight
