@@ -11,11 +11,13 @@ import torch
 
 from rlrun.core.batch import Batch, allocate
 from rlrun.core.env import Rows, map_rows
+from rlrun.core.policy import Policy
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import random_actions
 from rlrun.core.timing import Timers
 from rlrun.dataflow.reuse import Gatherer
 from rlrun.dataflow.slots import Fragment, Header
+from rlrun.dataflow.weights import WeightBus
 from rlrun.replay.buffer import Replay
 from rlrun.replay.grouped import GroupedReplay
 from rlrun.runners import actor_learner
@@ -27,6 +29,7 @@ from rlrun.samplers.evaluator import to_torch
 from rlrun.samplers.players import Order, Player
 
 PART_SEC = 1.0
+LONG = 5  # times PART_SEC
 DIFFERENT = 8  # different fragments in a large train batch; more are repeats of these
 REPLAYED = 2000  # rows in the replay with which the parts are measured, but at least 8 fragments
 LATE = Clock(2**40)  # a time when exploration schedules have ended
@@ -39,17 +42,29 @@ class PartsOfRows:
         self.parts, made = parts, parts.resources
         self.env = parts.plan.make_env()(0, made.envs_per_group)
         self.columns = self.env.count
-        self.policy = parts.policy_factory(acting=True)()
+        self.algorithm = parts.algorithm()
+        self.weights = WeightBus(self.algorithm.policy)
+        self.weights.publish(self.algorithm.policy, Clock())
+        self.agents = parts.spec.columns_per_env  # columns of one environment, which one env step moves on together
+        self.policy = self._acting()
         self.rng = parts.seeds.generator("policy", 0, device=str(made.device) if made.inference == "batched" else "cpu")
         layout = parts.plan.fragment
         self.on_gpu = made.device.type == "cuda"
         self.out = allocate(layout, pin=self.on_gpu)  # pinned, as a run's fragments are
-        self.algorithm = parts.algorithm()
         self.products = parts.products
+        # Each environment's place, as if these were all of the run's. The columns of one have the same.
+        self.place = torch.linspace(0.0, 1.0, self.columns // self.agents).repeat_interleave(self.agents)
         collector = Collector(
-            self.env, parts.seeds.generator("policy", 0), parts.needs.record, parts.needs.core_every, 0, 0, 0
+            self.env,
+            parts.seeds.generator("policy", 0),
+            parts.needs.record,
+            parts.needs.core_every,
+            worker=0,
+            first_env=0,
+            generation=0,
+            place=self.place,
         )
-        acting = parts.policy_factory(acting=True)()
+        acting = self._acting()
         fragments = []
         self.replay: Replay | GroupedReplay | None = None
         needed = parts.needs.columns // self.columns
@@ -73,10 +88,11 @@ class PartsOfRows:
         asked = parts.needs.replay
         # env steps that one update stands for
         self.steps = (
-            parts.plan.fragment_rows * parts.needs.columns / updates_per_row(parts.config.runner)
+            parts.plan.fragment_rows * parts.needs.columns / self.agents / updates_per_row(parts.config.runner)
             if asked is None
             else parts.needs.columns * asked.rows_learnt / asked.ratio
         )
+        self.clock = LATE  # goes on with every update, because some updates do work that others do not
         self.batch: Batch | None = None
         self.out.copy_(fragments[0])
 
@@ -90,13 +106,13 @@ class PartsOfRows:
         actions = [random_actions(spec, self.obs, self.columns, rng) for _ in range(64)]
         count = 0
 
-        def env() -> int:
+        def env() -> float:
             nonlocal count
             count += 1
             self.obs = self.env.step(
                 random_actions(spec, self.obs, self.columns, rng) if masked else actions[count % 64]
             ).obs
-            return self.columns
+            return self.columns / self.agents
 
         inference = self._together(rows) if self.parts.resources.inference == "batched" else self._alone(rows)
         asked, replay = self.parts.needs.replay, self.replay
@@ -107,7 +123,7 @@ class PartsOfRows:
 
             def from_replay() -> float:
                 with self.products:
-                    writes = self.algorithm.update(drawn, Clock()).writes
+                    writes = self.algorithm.update(drawn, self._later()).writes
                 if self.on_gpu:
                     torch.cuda.synchronize()
                 self.writes: dict[str, Any] = writes or {}
@@ -118,8 +134,8 @@ class PartsOfRows:
                 if self.writes:
                     replay.write(batch.key, **self.writes)
                 self.owed += steps
-                while self.owed >= rows * self.columns:
-                    self.owed -= rows * self.columns
+                while self.owed >= rows * self.columns / self.agents:
+                    self.owed -= rows * self.columns / self.agents
                     self.count += 1
                     block = self.count % replay.blocks
                     headers[block] += 1
@@ -139,7 +155,7 @@ class PartsOfRows:
         def learning() -> float:
             self.batch = gathers(self.fragments, self.batch)
             with self.products:
-                self.algorithm.update(self.batch, Clock())
+                self.algorithm.update(self.batch, self._later())
             if self.on_gpu:
                 torch.cuda.synchronize()
             return self.steps
@@ -147,11 +163,22 @@ class PartsOfRows:
         three = (("env", env), ("inference", inference), ("learning", learning))
         return {name: [_rate(call) for _ in range(3)] for name, call in three} | threaded(self.parts, learning)
 
-    def _alone(self, rows: int) -> Callable[[], int]:
-        """The call that acts on a sampler's own columns."""
-        state = self.policy.initial_state(self.columns)
+    def _acting(self) -> Policy:
+        """A copy of the policy that acts, with the learner's weights."""
+        policy = self.parts.policy_factory(acting=True)()
+        self.weights.read(policy, seen=0)
+        return policy
 
-        def inference() -> int:
+    def _later(self) -> Clock:
+        """The clock of the next update."""
+        self.clock = self.clock.after(env_steps=round(self.steps), updates=1)
+        return self.clock
+
+    def _alone(self, rows: int) -> Callable[[], float]:
+        """The call that acts on a sampler's own columns."""
+        state = self.policy.initial_state(self.columns, self.place)
+
+        def inference() -> float:
             with torch.inference_mode():
                 for t in range(rows):
                     act_row(
@@ -164,11 +191,11 @@ class PartsOfRows:
                         self.rng,
                         self.parts.needs.record,
                     )
-            return rows * self.columns
+            return rows * self.columns / self.agents
 
         return inference
 
-    def _together(self, rows: int) -> Callable[[], int]:
+    def _together(self, rows: int) -> Callable[[], float]:
         """The call that acts as the inference thread does, on one of each sampler's two groups."""
         made, samplers = self.parts.resources, self.parts.resources.samplers_per_learner
         copy = ActingCopy(
@@ -180,14 +207,14 @@ class PartsOfRows:
             samplers,
             self.parts.make_recorder(),
         )
-        state = copy.policy.initial_state(self.columns)
+        state = copy.policy.initial_state(self.columns, self.place)
         groups = [[Batch(obs=self.out.obs[t], is_first=self.out.is_first[t])] * samplers for t in range(rows)]
 
-        def inference() -> int:
+        def inference() -> float:
             with torch.no_grad():
                 for row in groups:
                     copy.act(row, [state] * samplers)
-            return rows * self.columns * samplers
+            return rows * self.columns * samplers / self.agents
 
         return inference
 
@@ -214,7 +241,7 @@ class PartsOfData:
 
     def measure(self) -> dict[str, list[float]]:
         """Three measurements of each part, in rows/s."""
-        device = self.parts.resources.device
+        device, clock = self.parts.resources.device, LATE
         gathers, rows = Gatherer(device, Timers()), self.data.sample(self.parts.columns, Clock())
 
         def drawing() -> float:
@@ -223,8 +250,10 @@ class PartsOfData:
             return self.steps
 
         def learning() -> float:
+            nonlocal clock
+            clock = clock.after(env_steps=round(self.steps), updates=1)
             with self.parts.products:
-                self.algorithm.update(gathers.upload(rows), Clock())
+                self.algorithm.update(gathers.upload(rows), clock)
             if device.type == "cuda":
                 torch.cuda.synchronize()
             return self.steps
@@ -250,7 +279,8 @@ class PartsOfEvolution:
     """
 
     def __init__(self, parts: LearnerParts):
-        self.parts, self.columns = parts, parts.resources.envs_per_group * parts.spec.columns_per_env
+        self.parts, self.envs = parts, parts.resources.envs_per_group
+        self.columns = self.envs * parts.spec.columns_per_env
         noise, asked = parts.noise(), parts.needs.population
         assert asked is not None
         self.algorithm = parts.algorithm()
@@ -278,12 +308,12 @@ class PartsOfEvolution:
             nonlocal count
             count += 1
             self.player.env.step(actions[count % 64])
-            return self.columns
+            return self.envs
 
         def inference() -> int:
             with torch.inference_mode():
                 policy.act_with(parameters, seen, first)
-            return self.columns
+            return self.envs
 
         def learning() -> int:
             self.algorithm.update(self.batch, LATE)
@@ -296,7 +326,12 @@ class PartsOfEvolution:
 
 
 def _rate(call: Callable[[], float]) -> float:
-    call()
+    """Calls per second, times what a call returns. The first call warms up, unless it takes so long that it is the
+    measurement."""
+    started = time.perf_counter()
+    done = call()
+    if (spent := time.perf_counter() - started) > LONG * PART_SEC:
+        return done / spent
     started, done = time.perf_counter(), 0.0
     while time.perf_counter() - started < PART_SEC:
         done += call()

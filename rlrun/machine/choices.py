@@ -148,6 +148,8 @@ def inference(asked: Asked, machine: Machine, learners: int, spread: Spread) -> 
         return Choice(cfg.inference)
     if needs.every_process_learns:
         return Choice("serial", "inference=serial: every process samples and learns")
+    if needs.simulator and machine.cores > learners:
+        return Choice("local", "inference=local: searches are most of the work, and run in processes of their own")
     if asked.image and cfg.device != "cpu" and machine.gpus:
         if needs.replay is not None and columns % BATCHED_GROUPS:
             return Choice(

@@ -1,18 +1,23 @@
 """How benchmark throughput divides a sampler's time and computes its bound."""
 
 import json
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from conftest import small
+
+from rlrun.bench import parts as bench_parts
 from rlrun.bench import throughput_all
-from rlrun.bench.parts import updates_per_row
+from rlrun.bench.parts import PartsOfRows, updates_per_row
 from rlrun.bench.throughput import _Rows, _sampler_time, bound_of
 from rlrun.cli import _dispatch
 from rlrun.config.paths import options
 from rlrun.core.errors import UserError
 from rlrun.machine.machine import measured
+from rlrun.runtime.build import build
 from rlrun.runtime.plan import plan
 
 
@@ -65,6 +70,31 @@ def test_an_update_stands_for_fewer_env_steps_where_batches_are_used_again(typed
         == updates_per_row(typed("algo=ppo", "env=CartPole-v1").runner)
         == 1.0
     )
+
+
+@pytest.mark.parametrize("algo", ["multi", "self_play"])
+def test_an_env_step_moves_all_agents_of_an_environment(typed, monkeypatch, algo):
+    """A batch of 40 env steps has 40 rows of every agent."""
+    monkeypatch.setattr(bench_parts, "_rate", lambda call: call())
+    parts = PartsOfRows(build(plan(typed(*small(algo, "tiny"), "algo.inner.batch_size=40", "logger=[]", "resources=debug"), measured())))
+    agents, rows = parts.parts.spec.columns_per_env, parts.parts.plan.fragment_rows
+    assert agents > 1
+    made = parts.measure()
+    assert set(made["env"]) == {parts.columns / agents} and set(made["inference"]) == {rows * parts.columns / agents}
+    assert set(made["learning"]) == {40}
+    assert parts.clock.updates == 3, "work that is due after some updates is measured as well"
+    assert algo == "multi" or parts.fragments[0]["mine"].any(), "self-play acts with its league's weights"
+
+
+def test_a_call_that_takes_long_is_measured_once(monkeypatch):
+    monkeypatch.setattr(bench_parts, "PART_SEC", 0.01)
+    asked = []
+
+    def slow():
+        asked.append(time.sleep(0.06))
+        return 6.0
+
+    assert 50.0 < bench_parts._rate(slow) <= 100.0 and len(asked) == 1
 
 
 def test_a_measurement_lasts_until_there_are_enough_rows():
