@@ -11,6 +11,7 @@ Only tensors are exchanged, and nothing that is received is unpickled.
 from __future__ import annotations
 
 import functools
+import math
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from torch import Tensor
 
 from rlrun.core.errors import ProcessLost
 from rlrun.core.ranks import Ranks
+from rlrun.dataflow.board import FLAGS, ORDERED, ROOM, Board
 from rlrun.dataflow.meeting import Disconnected, break_off, connections, through, together
 from rlrun.dataflow.workers import READY, Workers, start_sec
 
@@ -46,7 +48,7 @@ class ProcessRanks(Ranks):
         store: dist.Store,
         timeout_sec: float,
         apart: bool = False,
-        look: Callable[[], None] | None = None,
+        look: Callable[[], object] | None = None,
     ):
         """store: that all learners have. apart: whether they are on several machines, and on CPUs. look: called now
         and then while this learner waits for the others; it raises if it knows that one is gone."""
@@ -58,12 +60,17 @@ class ProcessRanks(Ranks):
         together(dist.init_process_group, backend, None, patience, world, rank, store)
         self.store = store
         self.look = look
+        self.board: Board | None = None
         self.connections: set[int] = set()  # with learners on other machines
         self.waiting = False  # whether an exchange has begun and not ended
         # Memory that all learners share, one tensor for each size and dtype of large tensors.
         self.memory: dict[tuple[int, torch.dtype], Tensor] = {}
         try:
             self._exchange(dist.barrier)  # makes the connections now and not in the middle of the first update
+            if ORDERED and not self.apart:
+                flags = self._shared("flags", (world, FLAGS), torch.int64)
+                slots = self._shared("slots", (2, world, ROOM), torch.uint8)
+                self.board = Board(flags, slots, rank, timeout_sec if rank == 0 else None, look)
         except BaseException:
             self.connections = connections() - before if self.apart else set()
             self.close()
@@ -73,7 +80,7 @@ class ProcessRanks(Ranks):
 
     def _exchange(self, exchange: Callable[..., Any], *args: Any) -> None:
         """Runs one of torch.distributed's exchanges. Raises Disconnected where another learner is gone."""
-        if self.look is None:
+        if not self.apart:
             together(exchange, *args)
             return
         # A machine that loses its power or its network breaks no connection, so its loss is noticed by look().
@@ -86,9 +93,27 @@ class ProcessRanks(Ranks):
             except RuntimeError as error:
                 if work.is_completed():
                     raise Disconnected(str(error)) from error
-            self.look()
+            if self.look is not None:
+                self.look()
+
+    def _meet(self) -> None:
+        """Waits until all learners are here."""
+        if self.board is not None:
+            self.board.meet()
+        else:
+            self._exchange(dist.barrier)
+
+    def _everyones(self, x: Tensor) -> list[Tensor] | None:
+        """Every learner's x [n], which must be on the CPU, from the board; None if there is none, or no room on it."""
+        return None if self.board is None or x.device.type != "cpu" else self.board.everyones(x)
 
     def sum(self, x: Tensor) -> Tensor:
+        parts = self._everyones(x.detach().flatten())
+        if parts is not None:
+            total = parts[0].clone()
+            for part in parts[1:]:
+                total += part
+            return total.view(x.shape)
         total = x.detach().clone()
         self._exchange(dist.all_reduce, total)
         return total
@@ -105,29 +130,35 @@ class ProcessRanks(Ranks):
             return
         memory = self._memory(n, x.dtype)
         memory[self.rank].view(x.shape).copy_(x)
-        self._exchange(dist.barrier)
+        self._meet()
         mine = slice(self.rank * n // self.world, (self.rank + 1) * n // self.world)
         torch.sum(memory[: self.world, mine], 0, out=memory[self.world, mine])
-        self._exchange(dist.barrier)  # all sums must be complete before any is read or the memory is used again
+        self._meet()  # all sums must be complete before any is read or the memory is used again
         x.copy_(memory[self.world].view(x.shape))
 
     def _memory(self, n: int, dtype: torch.dtype) -> Tensor:
         """Returns memory [world + 1, n] that all learners share: a row for each learner, and one for the sums."""
         key = (n, dtype)
         if key not in self.memory:
-            called = f"memory {n} {dtype}"
-            with nameless_file() if self.rank == 0 else nullcontext() as path:
-                if path is not None:
-                    self.store.set(called, path)
-                self._exchange(dist.barrier)
-                shape = (self.world + 1, n)
-                self.memory[key] = torch.from_file(
-                    path or self.store.get(called).decode(), shared=True, size=shape[0] * n, dtype=dtype
-                ).view(shape)
-                self._exchange(dist.barrier)  # all learners have mapped it by now, and the file may end
+            self.memory[key] = self._shared(f"memory {n} {dtype}", (self.world + 1, n), dtype)
         return self.memory[key]
 
+    def _shared(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Returns zeros that all learners share, in a file which rank 0 makes and whose path it tells by this name."""
+        with nameless_file() if self.rank == 0 else nullcontext() as path:
+            if path is not None:
+                self.store.set(name, path)
+            self._exchange(dist.barrier)
+            made = torch.from_file(
+                path or self.store.get(name).decode(), shared=True, size=math.prod(shape), dtype=dtype
+            ).view(shape)
+            self._exchange(dist.barrier)  # all learners have mapped it by now, and the file may end
+        return made
+
     def gather(self, x: Tensor) -> list[Tensor]:
+        parts = self._everyones(x)
+        if parts is not None:
+            return [part.clone() for part in parts]
         sizes = torch.zeros(self.world, dtype=torch.int64)
         sizes[self.rank] = len(x)
         self._exchange(dist.all_reduce, sizes)
@@ -139,6 +170,9 @@ class ProcessRanks(Ranks):
 
     def first(self, x: int) -> int:
         said = torch.tensor([x])
+        parts = self._everyones(said)
+        if parts is not None:
+            return int(parts[0])
         self._exchange(dist.broadcast, said, 0)
         return int(said.item())
 
@@ -150,6 +184,8 @@ class ProcessRanks(Ranks):
         return sent.numpy().tobytes()
 
     def close(self) -> None:
+        if self.board is not None:
+            self.board.close()
         if self.waiting:  # gloo would go on to wait for what look() has given up
             break_off(self.connections)
         if dist.is_initialized():
@@ -178,10 +214,12 @@ def patience(timeout_sec: float) -> float:
     return max(timeout_sec, start_sec(), SAVE_SEC)
 
 
-def _on_this_machine(rank: int, world: int, path: str, timeout_sec: float) -> ProcessRanks:
+def _on_this_machine(
+    rank: int, world: int, path: str, timeout_sec: float, look: Callable[[], object] | None = None
+) -> ProcessRanks:
     """Returns the ranks of a learner whose others are on this machine too, and meet in a file at this path."""
     with through(None):
-        return ProcessRanks(rank, world, dist.FileStore(path, world), timeout_sec)
+        return ProcessRanks(rank, world, dist.FileStore(path, world), timeout_sec, look=look)
 
 
 @contextmanager
@@ -214,7 +252,9 @@ def company(world: int, learn: Callable[[Ranks], None], timeout_sec: float, thre
             jobs = {f"learner-{rank}": (learn, rank, world, store, timeout_sec, threads) for rank in range(1, world)}
             workers.start_all(learner_process, jobs, learner=True)
             try:
-                ranks = _on_this_machine(0, world, store, patience(timeout_sec))
+                # The others need no look: when this process ends, its end of their pipes does, and so do they.
+                look = functools.partial(workers.receive_or_nothing, 0.0)
+                ranks = _on_this_machine(0, world, store, patience(timeout_sec), look)
                 yield ranks
             except Disconnected as error:
                 workers.receive_or_nothing(1.0)  # raises RunFailed with the reason if a learner has died

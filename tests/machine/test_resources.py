@@ -50,6 +50,14 @@ def test_env_steps_that_are_little_beside_learning_get_no_process(typed, cores, 
     )
 
 
+@pytest.mark.parametrize(("cores", "gpus", "inference"), [(1, [], "serial"), (2, [], "local"), (8, ["H200"], "local")])
+def test_searches_have_processes_of_their_own(typed, cores, gpus, inference):
+    """A search of trees in NumPy takes far longer than what a GPU or a learner's cores could save."""
+    made = decided(typed("algo=alphazero", "env=ConnectFour-v0", "logger=[]"), cores, 1e-4, *gpus)
+    assert made.inference == inference
+    assert "searches" in " ".join(made.why) or cores == 1
+
+
 class Sleepy(gymnasium.Env):
     """Sleeps in every 20th step, so that a short trial does not see it."""
 
