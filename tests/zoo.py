@@ -1,7 +1,7 @@
 """Environments with several agents whose rows can be checked wherever they arrive."""
 
 import numpy as np
-from gymnasium import Env
+from gymnasium import Env, register
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
 
 
@@ -198,3 +198,62 @@ class Masked(CountingAgents):
 
     def observation_space(self, agent):
         return Dict(observation=super().observation_space(agent), action_mask=Box(0, 1, (2,), np.int8))
+
+
+class Choices(CountingAgents):
+    """Agents that may only take action 1, as `where` says: beside the entry "observation", which is a dictionary
+    itself, or in infos."""
+
+    def __init__(self, where="entry"):
+        super().__init__()
+        self.where = where
+
+    def observation_space(self, agent):
+        inside = super().observation_space(agent)
+        if self.where == "info":
+            return inside
+        return Dict(observation=Dict(x=inside, y=Box(0, 1, (1,), np.float32)), action_mask=Box(0, 1, (2,), np.int8))
+
+    def _obs(self, agents):
+        made = super()._obs(agents)
+        if self.where == "info":
+            return made
+        mask = np.array([0, 1], np.int8)
+        return {a: {"observation": {"x": x, "y": np.ones(1, np.float32)}, "action_mask": mask} for a, x in made.items()}
+
+    def _told(self, infos):
+        return {a: info | {"action_mask": np.array([0, 1], np.int8)} for a, info in infos.items()} if self.where == "info" else infos
+
+    def reset(self, seed=None, options=None):
+        obs, infos = super().reset(seed, options)
+        return obs, self._told(infos)
+
+    def step(self, actions):
+        assert set(actions.values()) == {1}, "a masked action was played"
+        *rest, infos = super().step(actions)
+        return *rest, self._told({agent: infos.get(agent, {}) for agent in self.agents})
+
+
+class Absent(CountingAgents):
+    """c never appears."""
+
+    def step(self, actions):
+        self.now += self.now == 1  # passes over the step in which c comes
+        return super().step(actions)
+
+
+class StateOfTuple(TupleEnv):
+    """Has a state of its own, of 7 numbers."""
+
+    def state(self):
+        return np.arange(7.0)
+
+
+register("StateOfTuple-v0", StateOfTuple)
+
+
+class OpenTurns(Turns):
+    """Also who waits sees what would be legal."""
+
+    def observe(self, agent):
+        return super().observe(agent) | {"action_mask": np.array([0, 1, 1], np.int8)}

@@ -43,6 +43,7 @@ SAME = {
     "cut_share": "straggler_share",
     "replay": "fragment_length, num_envs, learning_starts, batch_size or training ratio",
 }
+SAVED = "checkpoint"  # in place of the run that a fixed policy's weights came from, where the run's own has them
 HOLDERS = ("multi", "self_play", "icm", "rnd", "re3", "apex", "apex_ddpg")
 
 
@@ -289,9 +290,18 @@ class Multi(Algorithm):
     def renew_targets(self) -> None:
         """The algorithms inside have the targets."""
 
-    def frozen(self) -> dict[str, Path]:
-        """The run directories or checkpoints from which policies that do not learn get their weights."""
-        return {name: Path(value) for name, value in self.cfg.fixed.items() if _is_run(value)}
+
+def frozen(cfg: Config) -> dict[str, Path]:
+    """The run directories or checkpoints from which policies that do not learn get their weights, by their names."""
+    return {name: Path(value) for name, value in cfg.fixed.items() if _is_run(value) and value != SAVED}
+
+
+def with_saved_weights(algo: dict[str, Any]) -> dict[str, Any]:
+    """The options of a resumed run, whose own checkpoint holds the weights of policies that do not learn."""
+    fixed = algo.get("fixed")
+    if not isinstance(fixed, dict) or algo.get("name") != "multi":
+        return algo
+    return {**algo, "fixed": {name: SAVED if _is_run(value) else value for name, value in fixed.items()}}
 
 
 def spec_of(spec: EnvSpec, name: str, numbers: tuple[int, ...]) -> EnvSpec:

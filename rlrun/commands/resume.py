@@ -55,6 +55,7 @@ def resume(path: Path, changes: dict[str, Any], trusted: bool = False, needed: b
     values = saved_config(path, trusted)
     for key, value in loggers_first(changes):
         change(values, key, value)
+    from rlrun.algos.multi import with_saved_weights
     from rlrun.config.run import type_config, with_numbers
     from rlrun.config.unused import flattened
     from rlrun.core.passwords import check_logger
@@ -68,7 +69,8 @@ def resume(path: Path, changes: dict[str, Any], trusted: bool = False, needed: b
 
     check_logger(values)
     values = with_numbers(values)
-    config = type_config({**values, "init": None})  # the checkpoint already contains what init loaded
+    # The checkpoint already contains what init and algo.fixed loaded.
+    config = type_config({**values, "init": None, "algo": with_saved_weights(values["algo"])})
     lines = [f"rlrun resume: {config.algorithm_name} on {config.env.name}, seed {config.run.seed}"]
     machine = machine_for(config)
     given = flattened(changes)

@@ -132,6 +132,7 @@ class Stops:
         batch."""
         self.total, self.cfg, self.signals, self.progress = total, cfg, signals, progress
         self.learning_starts = learning_starts
+        self.waits_for: Callable[[], list[str]] = list  # policies without rows, for which the others wait
         self.updated = True  # whether the last thing that the run did was an update, and not to put rows into a replay
         self.status, self.reason = "RUNNING", ""
         self.asked: str | None = None  # why a program that made the run asks it to stop
@@ -176,6 +177,9 @@ class Stops:
         steps, starts = clock.env_steps, self.learning_starts
         if clock.updates == 0:
             why = "no update was due before the end"
+            if waits := self.waits_for():
+                named = ", ".join(waits)
+                why = f"the agents of {named} took part in no step, and all policies learn from their rows together"
             if starts is not None and steps < starts:
                 why = f"learning starts after {starts} env steps (learning_starts)"
             return f"{steps} env steps; nothing was learnt, because {why}"

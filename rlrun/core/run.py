@@ -240,6 +240,7 @@ class Run:
 
     def keeps(self, name: str, thing: Kept) -> None:
         self.kept[name] = thing
+        self.stops.waits_for = getattr(thing, "waits_for", self.stops.waits_for)
         if self.restored_rows is not None and (said := load_kept(name, thing, self.restored_rows, 0)) is not None:
             print(f"  {said}", flush=True)
 

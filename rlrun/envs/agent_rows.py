@@ -52,7 +52,7 @@ def write_agent(
     if isinstance(seen, Mapping) and (MASK in own.obs or MASK in seen):
         mask = seen.get(MASK) if mask is None else mask
         seen = {key: part for key, part in seen.items() if key != MASK}
-        if list(seen) == ["observation"] and not isinstance(own.obs["observation"], Nested):
+        if list(seen) == ["observation"] and (MASK in own.obs or not has_entry(own.obs["observation"])):
             seen = seen["observation"]
     _put(rows["observation"], column, own.obs["observation"], seen)
     if MASK not in rows:
@@ -66,6 +66,11 @@ def write_agent(
     given = np.zeros(0) if mask is None else np.asarray(mask).reshape(-1)
     if given.any() or (given.size and there):
         legal[: given.size] = given != 0  # what ends an episode may show a mask without a legal action
+
+
+def has_entry(space: Space) -> bool:
+    """Whether these are dictionaries with the one entry "observation", which classic games show beside a mask."""
+    return isinstance(space, Nested) and [name for name, _ in space.spaces] == ["observation"]
 
 
 def write_id(rows: Rows, column: int, number: int, agents: int) -> None:

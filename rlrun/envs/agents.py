@@ -21,9 +21,9 @@ from rlrun.core.errors import EnvError, UserError, closest, told
 from rlrun.core.pulse import RESET, doing
 from rlrun.core.restarts import Remade
 from rlrun.core.seeding import Seeds
-from rlrun.core.specs import Agents, Box, Discrete, EnvSpec, MultiBinary, Nested, Space, leaves, mask_size
+from rlrun.core.specs import Agents, Box, Discrete, EnvSpec, MultiBinary, Space, leaves, mask_size
 from rlrun.envs.agent_games import AgentsConfig, AgentsStep, ParallelGame, TupleGame, make_game
-from rlrun.envs.agent_rows import AgentSpaces, action_of, agent_rows, blank, one_of, write_agent, write_id
+from rlrun.envs.agent_rows import AgentSpaces, action_of, agent_rows, blank, has_entry, one_of, write_agent, write_id
 from rlrun.envs.gym_spaces import MASK, observation_spaces, to_space
 from rlrun.envs.names import numbered
 
@@ -46,10 +46,9 @@ def spaces_of(game: ParallelGame | TupleGame, name: str) -> dict[str, AgentSpace
 
 def _observation(space: gymnasium.Space, action: Space, name: str) -> dict[str, Space]:
     found = observation_spaces(space, action, name)
-    inside = found["observation"]
     # Classic games show {"observation", "action_mask"}: what is left is the observation itself.
-    if MASK in found and isinstance(inside, Nested) and [key for key, _ in inside.spaces] == ["observation"]:
-        found["observation"] = inside.spaces[0][1]
+    if MASK in found and has_entry(found["observation"]):
+        found["observation"] = found["observation"].spaces[0][1]
     return found
 
 
@@ -86,6 +85,8 @@ class AgentsSpec(EnvSpec):
     """An EnvSpec that knows what each agent's own spaces are."""
 
     own: tuple[tuple[str, AgentSpaces], ...] = field(default=(), repr=False)
+    told_in_info: bool = False  # infos say which actions are legal
+    turns: bool = False  # one agent decides at a time
     agent_id: bool = False  # the last numbers of observations are the agent's number, one-hot
 
 
@@ -116,13 +117,13 @@ def make_spec(cfg: AgentsConfig) -> AgentsSpec:
         for _, part in leaves(action):
             if isinstance(part, Box) and part.bounded and any(a >= b for a, b in zip(part.low, part.high, strict=True)):
                 raise UserError(f"{cfg.name} has an action whose lowest value is its highest: {part}")
-        limit = cfg.max_episode_steps or (game.limit if isinstance(game, TupleGame) else _limit_of_zoo(game.env))
+        limit = cfg.max_episode_steps or (game.limit if isinstance(game, TupleGame) else _limit_of_zoo(game))
     finally:
         game.close()
     agents = Agents(groups=((GROUP, tuple(own)),), counted=_counted(cfg, tuple(own)))
     return AgentsSpec(
         name=cfg.name, obs=obs, action=action, agents=agents, max_episode_steps=limit, own=tuple(own.items()),
-        notes=tuple(said), agent_id=cfg.agent_id,
+        notes=tuple(said), agent_id=cfg.agent_id, told_in_info=told_in_info, turns=game.turns,
     )  # fmt: skip
 
 
@@ -147,9 +148,13 @@ def _with_id(space: Space, agents: int, name: str) -> Space:
     return replace(space, shape=(space.shape[0] + agents,), low=(min(0.0, *space.low),), high=(max(1.0, *space.high),))
 
 
-def _limit_of_zoo(env: Any) -> int | None:
-    value = getattr(env.unwrapped, "max_cycles", None)
-    return value if isinstance(value, int) and value > 0 else None
+def _limit_of_zoo(game: ParallelGame) -> int | None:
+    """The most env steps of an episode. Where agents take turns, an env step is a move, and in a cycle each may make
+    one."""
+    value = getattr(game.env.unwrapped, "max_cycles", None)
+    if not isinstance(value, int) or value <= 0:
+        return None
+    return value * len(game.agents) if game.turns else value
 
 
 # -- many environments -------------------------------------------------------------------------------------------------

@@ -18,6 +18,8 @@ from rlrun.envs.agent_games import AgentsConfig, make_game
 from rlrun.envs.gym_spaces import MASK
 from rlrun.envs.names import family_of
 
+NAME = "rlrun/Grouped-v0"
+
 
 class Grouped(gymnasium.Env):
     """Observations and actions are tuples over the agents, and the reward is the sum of theirs.
@@ -31,7 +33,7 @@ class Grouped(gymnasium.Env):
         its agents take turns or have masks of legal actions."""
         family, name = family_of(game)
         if family != "agents":
-            raise UserError(f"rlrun/Grouped-v0 puts several agents together, and {game} has one")
+            raise UserError(f"{NAME} puts several agents together, and {game} has one")
         self.render_mode = render_mode
         cfg = AgentsConfig(
             return_of=(),
@@ -52,7 +54,7 @@ class Grouped(gymnasium.Env):
         if self.game.turns or masked:
             what = "take turns" if self.game.turns else "have masks of legal actions"
             self.game.close()
-            raise UserError(f"the agents of {game} {what}, and rlrun/Grouped-v0 is for agents that always act freely")
+            raise UserError(f"the agents of {game} {what}, and {NAME} is for agents that always act freely")
         self.observation_space = spaces.Tuple([seen for seen, _ in own])
         self.action_space = spaces.Tuple([action for _, action in own])
 
@@ -62,7 +64,9 @@ class Grouped(gymnasium.Env):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[tuple, dict]:
         super().reset(seed=seed)
-        obs, _ = self.game.reset(seed)
+        obs, infos = self.game.reset(seed)
+        if any(isinstance(info, Mapping) and MASK in info for info in infos.values()):
+            raise ValueError(f"its agents have masks of legal actions, and {NAME} is for agents that always act freely")
         return self._together(obs), {}
 
     def step(self, action: tuple) -> tuple[tuple, float, bool, bool, dict]:

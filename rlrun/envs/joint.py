@@ -17,7 +17,7 @@ from rlrun.core.batch import Field
 from rlrun.core.env import Rows, Step, map_rows
 from rlrun.core.errors import EnvError, UserError, told
 from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Space
-from rlrun.envs.agent_games import AgentsConfig, make_game
+from rlrun.envs.agent_games import AgentsConfig, TupleGame, make_game
 from rlrun.envs.agents import AgentsEnv, AgentsSpec
 from rlrun.envs.gym_spaces import MASK
 
@@ -46,7 +46,7 @@ def joint_spec(spec: AgentsSpec, cfg: AgentsConfig) -> JointSpec:
         width = many * (one.n if isinstance(one, Discrete) else one.size)  # type: ignore[union-attr]
     obs[STATE] = Box(shape=(width if size is None else size,), dtype="float32", low=(-np.inf,), high=(np.inf,))
     says = f"{name} has no state of its own: mixers and central critics see all observations side by side"
-    facts = {f: getattr(spec, f) for f in ("name", "agents", "max_episode_steps", "own")}
+    facts = {f: getattr(spec, f) for f in ("name", "agents", "max_episode_steps", "own", "told_in_info", "turns")}
     return JointSpec(
         **facts,
         obs=obs,
@@ -72,7 +72,8 @@ def state_size(cfg: AgentsConfig) -> int | None:
 
 def state_of(game: Any) -> np.ndarray | None:
     """The environment's own state, flat; None if it has none (PettingZoo's classic games raise here)."""
-    state = getattr(game.env, "state", None)
+    # Gymnasium's wrappers hide the methods of what they wrap, and PettingZoo's pass them on.
+    state = getattr(game.env.unwrapped if isinstance(game, TupleGame) else game.env, "state", None)
     try:
         return np.asarray(state(), dtype=np.float32).reshape(-1) if callable(state) else None
     except (NotImplementedError, AttributeError):

@@ -27,6 +27,7 @@ from rlrun.replay.rows_file import RowsFile
 from rlrun.replay.storage import Plain, in_files, in_memory, put, read, stores, write
 from rlrun.replay.sum_tree import SumTree
 
+REDRAWS = 100  # of starts that were dead, before the live ones are looked up among all
 FirstPriority = Callable[[Batch], Tensor]  # fragments [T + 1, N] without observations -> [N]
 
 
@@ -216,6 +217,12 @@ class Replay:
         """Returns the numbers [...] of starts among all starts, from column [...] and absolute row [...]."""
         return column * self.spots + row % self.length // self.layout.starts_every
 
+    def _place(self, leaf: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the columns and absolute rows of starts, given their numbers among all starts."""
+        column, slot = leaf // self.spots, leaf % self.spots * self.layout.starts_every
+        head = self.head[column // self.layout.block]
+        return column, head - 1 - (head - 1 - slot) % self.length  # the newest row in this slot
+
     def _startable(self, column: np.ndarray, row: np.ndarray) -> np.ndarray:
         """Whether a fragment may begin at this row, which must be live. A sequence may also begin at a dead row if a
         later row is live."""
@@ -327,7 +334,7 @@ class Replay:
             raise RunFailed("replay was asked for rows before it had any")
         column, row = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
         missing = np.arange(count)
-        for _ in range(10_000):  # dead starts are drawn again
+        for _ in range(REDRAWS):  # dead starts are drawn again
             pick = torch.randint(int(ends[-1]), (missing.size,), generator=self.rng).numpy()
             block = np.searchsorted(ends, pick, side="right")
             within = pick - (ends - sizes * layout.block)[block]
@@ -335,8 +342,12 @@ class Replay:
             row[missing] = np.array([low for low, _ in windows])[block] + within // layout.block * every
             missing = missing[~self.may_start[self._leaf(column[missing], row[missing])]]
             if not missing.size:
-                return column, row, np.ones(count, dtype=np.float32)
-        raise RunFailed("replay holds almost nothing but ends of episodes: nothing to learn from")
+                break
+        else:
+            live = np.flatnonzero(self.may_start)
+            pick = torch.randint(live.size, (missing.size,), generator=self.rng).numpy()
+            column[missing], row[missing] = self._place(live[pick])
+        return column, row, np.ones(count, dtype=np.float32)
 
     def _draw_by_priority(self, count: int, clock: Clock, tree: SumTree) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         total = tree.total
@@ -347,10 +358,7 @@ class Replay:
             total / count
         )
         leaf = tree.find(target)
-        column, spot = leaf // self.spots, leaf % self.spots
-        slot = spot * self.layout.starts_every
-        head = self.head[column // self.layout.block]
-        row = head - 1 - (head - 1 - slot) % self.length  # the absolute number of the newest row in this slot
+        column, row = self._place(leaf)
         # w = (N P)^-beta. N (the same for all learners) and the sum of priorities cancel when weights are divided by
         # the largest of the batch.
         assert self.priorities is not None

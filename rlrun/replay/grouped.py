@@ -32,6 +32,10 @@ class GroupedReplay:
         """The number of places at which every one of the replays may begin a fragment, at least."""
         return min(replay.starts for replay in self.replays.values())
 
+    def waits_for(self) -> list[str]:
+        """The policies without a row to learn from, for which the others wait."""
+        return [name for name, replay in self.replays.items() if replay.starts == 0]
+
     @property
     def largest_weight(self) -> float:
         return max(replay.largest_weight for replay in self.replays.values())

@@ -7,8 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rlrun.algos.multi import Multi
+from rlrun.algos.multi import Config as MultiConfig
+from rlrun.algos.multi import Multi, frozen
 from rlrun.config.algorithms import algorithm_class
+from rlrun.config.run import Typed
 from rlrun.config.signature import signed
 from rlrun.config.types import load_yaml
 from rlrun.config.unused import flattened
@@ -97,17 +99,24 @@ def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
         policy.weights_taken()
 
 
-def other_functions(values: dict[str, Any], path: Path) -> str | None:
+def given_weights(config: Typed) -> dict[str, Path]:
+    """The runs or checkpoints whose weights a run begins with, by the option that names them."""
+    init = {} if config.run.init is None else {"init": Path(config.run.init)}
+    fixed = frozen(config.algo) if isinstance(config.algo, MultiConfig) else {}
+    return init | {f"algo.fixed.{name}": path for name, path in fixed.items()}
+
+
+def other_functions(values: dict[str, Any], path: Path, option: str = "init") -> str | None:
     """Returns a note if networks with the weights of another run compute something else than they did there, although
-    all shapes are the same. values: this run's plain config. path: as in begin_with."""
-    run_dir, _ = _found(path, f"init={path} is neither a run directory nor one of its checkpoints")
+    all shapes are the same. values: this run's plain config. path: as in begin_with. option: what names the path."""
+    run_dir, _ = _found(path, f"{option}={path} is neither a run directory nor one of its checkpoints")
     theirs = flattened(load_yaml(run_dir / "config.yaml"))
     filters = values["model"].get("observation_filter") != "none"
     for key, value in flattened({group: values[group] for group in ("model", "algo")}).items():
         other = theirs.get(key, value)
         matters = key.endswith("activation") or (key == "model.observation_clip" and filters)
         if matters and other != value and "auto" not in (other, value):
-            return f"{key} is {value}, and {other} in that run, so the same weights compute something else"
+            return f"{key} is {value}, and {other} in {path}, so the same weights compute something else"
     return None
 
 
@@ -118,7 +127,7 @@ def variants(one: type[Algorithm], other: type[Algorithm]) -> bool:
 
 def give_weights(algorithm: Multi) -> None:
     """Gives the policies that do not learn the weights of the runs that algo.fixed names."""
-    for name, path in algorithm.frozen().items():
+    for name, path in frozen(algorithm.cfg).items():
         run_dir, checkpoint = _found(
             path,
             f"algo.fixed.{name}={path} is neither a run directory nor one of its checkpoints, nor random or a class"

@@ -46,7 +46,7 @@ from rlrun.runtime.advice import ended_rates, notes
 from rlrun.runtime.afterwards import last_words
 from rlrun.runtime.again import Again, Restored
 from rlrun.runtime.build import train
-from rlrun.runtime.given_weights import other_functions
+from rlrun.runtime.given_weights import given_weights, other_functions
 from rlrun.runtime.plan import Plan
 from rlrun.runtime.rundir import RunDir, checkpoints_of, command_line, git_commit, hardware, started_at, versions
 from rlrun.runtime.training_estimates import TrainingEstimates
@@ -319,8 +319,10 @@ def _introduce(plan: Plan, values: dict[str, Any], resume_at: int | None) -> Non
         say(sentence)
     if plan.config.run.init is not None and resume_at is None:
         say(f"begins with the weights of {plan.config.run.init}")
-        if (note := other_functions(values, Path(plan.config.run.init))) is not None:
-            say(f"note: {note}")
+    if resume_at is None:
+        for option, path in given_weights(plan.config).items():
+            if (note := other_functions(values, path, option)) is not None:
+                say(f"note: {note}")
     for note in notes(plan):
         say(f"note: {note}")
     if ended := ended_rates(plan.config.algo, resume_at or 0):

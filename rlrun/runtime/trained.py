@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, get_args
@@ -105,10 +105,11 @@ class Trained:
         stack of frames is then kept here. So are the last observations of other environments with env.stack: each call
         gets the newest one alone. reward: one or [B] rewards of the last action, for models with
         model.memory.prev_reward. env: the environment that showed the observation (or one for each of a batch), for
-        policies that try moves before they make one (alphazero). Raises ValueError when a shape or dtype does not fit,
-        or when the number of observations changes without reset().
+        policies that try moves before they make one (alphazero), and for agents that take turns and remember what they
+        did. Raises ValueError when a shape or dtype does not fit, when a mask of legal actions is missing, or when the
+        number of observations changes without reset().
         """
-        if env is not None and self.played is None:
+        if env is not None and self.played is None and not getattr(self.spec, "turns", False):
             raise ValueError(f"a policy of {self.config.algo.name} tries no moves, so that act() takes no env")
         if mode not in get_args(Mode):
             raise ValueError(f"the mode of act() is {' or '.join(map(repr, get_args(Mode)))}, not {mode!r}")
@@ -136,8 +137,10 @@ class Trained:
             raise ValueError(f"observations are a dictionary by agent, of {', '.join(self.agents)}")
         names, joint = list(self.agents), self.spec if isinstance(self.spec, JointSpec) else None
         rows = agent_rows(self.one if joint is None else joint.agent, len(names))
+        deciding = self._deciding(obs, env)
         for agent, seen in obs.items():
-            write_agent(rows, names.index(agent), self.agents[agent], seen)
+            self._check_mask(agent, seen)
+            write_agent(rows, names.index(agent), self.agents[agent], seen, agent in deciding)
             if isinstance(self.one, AgentsSpec) and self.one.agent_id:
                 write_id(rows, names.index(agent), names.index(agent), len(names))
         if self.there and self._first is None:
@@ -156,6 +159,27 @@ class Trained:
             action = map_rows(self.policy_action(together(joint, rows, alive), mode), lambda part: part[0])
         one = [map_rows(action, lambda part, i=i: part[i : i + 1]) for i in range(len(names))]  # type: ignore[misc]
         return {agent: action_of(self.agents[agent], one[names.index(agent)]) for agent in obs}
+
+    def _deciding(self, obs: Mapping[str, Any], env: Any) -> Collection[str]:
+        """The agents that choose the next action, as in training. Where they take turns, the others have one legal
+        action, which a policy that is told its last action must be told as well."""
+        if not getattr(self.spec, "turns", False):
+            return obs
+        if env is not None:
+            return (env.agent_selection,)
+        if "prev_action" in self.spec.obs and len(obs) > 1:
+            raise ValueError("this policy is told the last actions of agents that take turns: act(obs, env=env)")
+        return obs
+
+    def _check_mask(self, agent: str, seen: Any) -> None:
+        """Raises ValueError where an agent's legal actions are missing, since it would play illegal ones."""
+        told = isinstance(self.spec, AgentsSpec) and self.spec.told_in_info
+        if (told or MASK in self.agents[agent].obs) and not (isinstance(seen, Mapping) and MASK in seen):
+            where = "its info" if told else "what the environment shows"
+            raise ValueError(
+                f"the {MASK} of {agent} is missing, which is in {where}: give"
+                f" {{{agent!r}: {{'observation': ..., {MASK!r}: ...}}}}"
+            )
 
     def _stacked(self, last: LastFrames, obs: Any, count: int) -> Any:
         """Adds the newest observations of `count` episodes to the earlier ones, and returns the stacks."""

@@ -170,7 +170,7 @@ def test_a_resumed_run_goes_on_to_the_bit(tmp_path, words):
     assert any(key.startswith("policies.agent_1.") for key in whole)
 
 
-def test_fixed_policies_do_not_learn_and_may_come_from_another_run(tmp_path, typed):
+def test_fixed_policies_do_not_learn_and_may_come_from_another_run(tmp_path, typed, capsys):
     first = tmp_path / "first"
     assert _dispatch(["train", *CART, *ROLLOUT, "env_steps=64", f"run_dir={first}"]) == 0
     old = rlrun.load(first).policy
@@ -195,6 +195,13 @@ def test_fixed_policies_do_not_learn_and_may_come_from_another_run(tmp_path, typ
     with pytest.raises(UserError, match="weights do not fit"):
         Wired(typed(*CART, *ROLLOUT, "model.hidden=[9]", f"++algo.fixed={{agent_1: {first}}}")).algorithm()
     assert alone.agents
+    capsys.readouterr()
+    words += ["model.activation=relu", "env_steps=64"]
+    assert _dispatch(["train", *CART, *words, f"run_dir={tmp_path / 'third'}"]) == 0
+    assert f"note: model.activation is relu, and tanh in {first}" in capsys.readouterr().out
+    first.rename(tmp_path / "moved")
+    assert _dispatch(["resume", str(tmp_path / "second"), "env_steps=128"]) == 0, "its own checkpoint has the weights"
+    assert equal(rlrun.load(tmp_path / "second").policy.policy("agent_1"), old.policy("agent_1"))
 
 
 def test_policies_may_have_unlike_algorithms(typed):

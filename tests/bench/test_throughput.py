@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
 from conftest import small
 
 from rlrun.bench import parts as bench_parts

@@ -1,5 +1,6 @@
 """Compares Replay with a full history of what was added: everything drawn must be what the environment produced."""
 
+import dataclasses
 import os
 from types import SimpleNamespace
 
@@ -230,6 +231,19 @@ def test_uniform_draws_are_uniform():
     counts = torch.unique(keys, return_counts=True)[1].double()
     expected = 20_000 / len(counts)
     assert ((counts - expected).abs() < 5 * expected**0.5).all()
+
+
+def test_the_few_live_starts_of_an_agent_that_seldom_plays_are_found():
+    """With as few draws as here, one start of 20,000 would not be met by chance."""
+    replay, sources = make(config(capacity=20_000), layout(rows=1, capacity=20_000, blocks=1, block=2, stacked=False))
+    for number in range(2000):
+        fragment = sources[0].fragment()
+        live = fragment.batch.valid.clone() if number in (700, 1500) else torch.zeros_like(fragment.batch.valid)
+        replay.add(dataclasses.replace(fragment, batch=fragment.batch.replace(valid=live)))
+    batch = replay.sample(200, Clock())
+    check(batch, replay, sources)
+    counts = torch.unique(batch.key, return_counts=True)[1]
+    assert len(counts) == replay.starts < 20 and batch.valid[0].all() and (counts > 200 / len(counts) / 4).all()
 
 
 def test_draws_and_weights_follow_the_priorities():
