@@ -50,7 +50,8 @@ class FlatActions(nn.Module):
         if isinstance(space, MultiDiscrete):
             picks = [part.argmax(-1) for part in flat.split(list(space.sizes), -1)]
             return torch.stack(picks, -1).unflatten(-1, space.shape)
-        return flat.unflatten(-1, space.shape) if isinstance(space, Box) else flat.long().unflatten(-1, space.shape)
+        shaped = flat.reshape(*flat.shape[:-1], *space.shape)  # the shape may be ()
+        return shaped if isinstance(space, Box) else shaped.long()
 
     def flat(self, action: Tensor) -> Tensor:
         """Actions of rows [N, ...] -> [N, A]; the inverse of rows()."""

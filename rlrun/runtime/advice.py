@@ -17,6 +17,7 @@ from rlrun.core.schedule import Schedule
 from rlrun.core.specs import random_actions
 from rlrun.core.watchdog import watched
 from rlrun.families.bandits import BanditConfig
+from rlrun.models.world_model import OwnNetworks, WorldModelConfig
 from rlrun.runtime.plan import Plan
 
 PROBE_STEPS, PROBE_SEC = 200, 0.5  # how long random actions are tried, at most
@@ -45,8 +46,10 @@ def ended_rates(cfg: Any, env_steps: int, path: str = "algo") -> list[str]:
 
 
 def _on_observations(plan: Plan) -> str | None:
-    """Tries random actions in one environment, unless observations are filtered or images."""
-    if plan.config.run.model.observation_filter != "none" or plan.spec.image or plan.config.runner.name == "offline":
+    """Tries random actions in one environment, unless observations are filtered, squashed or images."""
+    model = plan.config.run.model
+    squashed = isinstance(model, WorldModelConfig) and model.symlog
+    if model.observation_filter != "none" or squashed or plan.spec.image or plan.config.runner.name == "offline":
         return None
     try:
         with watched(plan.limits()):
@@ -55,8 +58,8 @@ def _on_observations(plan: Plan) -> str | None:
         return None  # the run itself reports it
     if largest <= LARGE_OBSERVATION:
         return None
-    # Agents that learn together and bandits refuse the filter.
-    refused = plan.needs.joint or isinstance(plan.config.algo, BanditConfig)
+    # Agents that learn together and bandits refuse the filter, and networks of one's own have none.
+    refused = plan.needs.joint or isinstance(plan.config.algo, BanditConfig) or isinstance(model, OwnNetworks)
     how = "a wrapper (env.wrappers) can scale them" if refused else "model.observation_filter=mean_std normalises them"
     return (
         f"observations of {plan.spec.name} reach {largest:.3g}, and networks learn best from values of about 1; {how}"

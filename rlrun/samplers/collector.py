@@ -121,8 +121,16 @@ class Collector:
 def store_core(out: Batch, t: int, state: Batch, core_every: int) -> None:
     """Stores the recurrent state if row t keeps one. Other parts of the policy's state are not stored."""
     if "core" in out and t % core_every == 0:
-        for name, value in out.core.items():
-            value[t // core_every].copy_(state[name])
+        copy_named(out.core[t // core_every], state)
+
+
+def copy_named(into: Batch, source: Batch) -> None:
+    """Copies the fields that `into` has, also in nested Batches, from a `source` that may have more."""
+    for name, value in into.items():
+        if isinstance(value, Batch):
+            copy_named(value, source[name])
+        else:
+            value.copy_(source[name])
 
 
 def act_row(

@@ -291,16 +291,12 @@ def test_targets_begin_anew_with_given_weights(typed, algo):
         assert all(torch.equal(p, q) for p, q in zip(target.parameters(), net.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("algo", ["ddpg", "td3", "sac", "tqc"])
+@pytest.mark.parametrize("algo", ["ddpg", "td3", "sac", "tqc", "dreamer", "dreamerv3"])
 def test_one_number_without_a_shape_is_an_action_too(typed, algo):
     wiring, made, sampler = start(typed, algo, "env=tests/Scalar-v0")
-    assert wiring.spec.action.shape == () and made.policy.flat(torch.zeros(3)).shape == (3, 1)
-    replay = wiring.replay(0)
-    for _ in range(20):
-        fragments = sampler.take(1)
-        replay.add(fragments[0])
-        sampler.free(fragments)
-    made.update(replay.sample(8, Clock()), Clock())
+    flat = made.policy.actor.flat if made.has_world_model else made.policy.flat
+    assert wiring.spec.action.shape == () and flat(torch.zeros(3)).shape == (3, 1)
+    made.update(batches(wiring, sampler, 1)[0], Clock())
 
 
 @pytest.mark.parametrize("algo", ["ddpg", "td3", "sac", "tqc"])

@@ -191,6 +191,38 @@ def test_an_environments_own_reward_has_its_arguments(typed, words):
     np.testing.assert_allclose(paid, batch.reward[batch.valid].numpy(), rtol=1e-4, atol=1e-3)
 
 
+class WholeNumbers(gymnasium.Env):
+    """One number rises and another one falls, in bytes, which have no negative numbers."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (2,), np.uint8)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.time = 0
+        return np.array([0, 200], np.uint8), {}
+
+    def step(self, action):
+        self.time += 1
+        return np.array([self.time, 200 - self.time], np.uint8), 1.0, False, False, {}
+
+    def reward(self, obs, action, next_obs):
+        return np.ones(len(obs))
+
+
+gymnasium.register("tests/WholeNumbers-v0", entry_point=WholeNumbers)
+
+
+def test_whole_numbers_change_by_negative_amounts_too(typed):
+    wiring, made, sampler = start(typed, "mbmpo", "env=tests/WholeNumbers-v0")
+    for number, batch in enumerate(batches(wiring, sampler, 2)):
+        told = made.update(batch, Clock(100 * (number + 1), number)).metrics
+        assert all(np.isfinite(float(value)) for value in told.values())
+    assert float(told["model_error_1"]) < 1e-6, "every step is the same"
+    seen = made.changes[: int(made.rows_seen)]
+    torch.testing.assert_close(seen, torch.tensor([1.0, -1.0]).expand(len(seen), 2), rtol=0, atol=0)
+
+
 # -- MAML on it --------------------------------------------------------------------------------------------------------
 
 

@@ -118,13 +118,19 @@ def test_each_policy_learns_from_its_own_replay(typed):
     assert torch.equal(parts["b"].key, drawn.key[40:]) and parts["a"].reward.shape[1] == 40
 
 
-def test_each_policy_learns_from_the_state_that_its_own_replay_drew(typed):
-    """The columns of a part are what that policy's replay draws by itself, with the recurrent state."""
-    wiring = Wired(typed(*CART, *RECURRENT))
+@pytest.mark.parametrize("explored", [[], ["algo.inner.exploration.epsilon_min=0.01"]], ids=["", "epsilon_min"])
+def test_each_policy_learns_from_the_state_that_its_own_replay_drew(typed, explored):
+    """The columns of a part are what that policy's replay draws by itself, with the recurrent state. What a policy
+    explores with belongs to its state too, and is not stored."""
+    wiring = Wired(typed(*CART, *RECURRENT, *explored))
     replay, sampler, made = wiring.replay(0), wiring.sampler(0), wiring.algorithm()
     sampler.publish(made.policy, Clock())
     for _ in range(12):
         (fragment,) = sampler.take(1)
+        for name, stored in fragment.batch.core.items():
+            now = sampler.collectors[fragment.header.worker].state[name]
+            assert len(now) == len(stored) + len(explored)
+            assert all(torch.equal(stored[part][-1], now[part].to(stored[part])) for part in stored)
         replay.add(fragment)
         sampler.free([fragment])
     alone = {name: own.sample(3, Clock()) for name, own in copy.deepcopy(replay).replays.items()}

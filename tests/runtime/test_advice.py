@@ -1,0 +1,44 @@
+"""The note on large observations, which names an option that the run has."""
+
+import gymnasium
+import numpy as np
+import pytest
+from wired import checked
+
+from rlrun.runtime.advice import notes
+
+
+class Large(gymnasium.Env):
+    """Observes numbers in the thousands."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.array([2000.0, 1.0], np.float32), {}
+
+    def step(self, action):
+        return np.array([2000.0, 1.0], np.float32), 0.0, False, False, {}
+
+
+gymnasium.register("tests/Large-v0", entry_point=Large, max_episode_steps=20)
+FILTER, WRAPPER = "model.observation_filter=mean_std normalises them", "a wrapper (env.wrappers) can scale them"
+
+
+@pytest.mark.parametrize(
+    "algo, words, said",
+    [
+        ("ppo", [], FILTER),
+        ("ppo", ["model.observation_filter=mean_std"], None),
+        ("lin_ucb", [], WRAPPER),
+        ("dreamer", [], WRAPPER),
+        ("rnd", ["algo@algo.inner=dreamer", "model=gaussian_world_model"], WRAPPER),
+        ("dreamerv3", ["model.symlog=false"], WRAPPER),
+        ("dreamerv3", [], None),  # symlog makes 7.6 of 2000
+    ],
+)
+def test_large_observations_get_a_note_that_this_run_can_follow(typed, algo, words, said):
+    told = notes(checked(typed(f"algo={algo}", "env=tests/Large-v0", "logger=[]", *words)))
+    about = [note for note in told if note.startswith("observations of tests/Large-v0 reach 2e+03")]
+    assert len(about) == (said is not None) and all(note.endswith(said) for note in about)
