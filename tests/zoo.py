@@ -67,6 +67,13 @@ class ImageAgents(CountingAgents):
         return Box(0, 255, (3, 8, 8), np.uint8)
 
 
+class DrawnAgents(CountingAgents):
+    """The picture's numbers are the step. It is drawn without being told to."""
+
+    def render(self):
+        return np.full((8, 8, 3), self.now, np.uint8)
+
+
 class Turns:
     """PettingZoo's AEC interface, in 20 lines: two players move in turn, 4 moves each; a move of player i pays the other
     one -1 and the mover nothing, but the last move pays player_0 10."""

@@ -93,7 +93,7 @@ class TrajectoryRecorder:
 
     def _begins(self, is_first: np.ndarray) -> np.ndarray:
         """[T, B] -> where episodes of environments begin [T, E]. An agent may also appear in the middle of one."""
-        return is_first.reshape(len(is_first), -1, self.spec.columns_per_env).all(2)
+        return np.all(is_first.reshape(len(is_first), -1, self.spec.columns_per_env), axis=2)
 
     def _add(self, pending: Pending, rows: dict[str, Any], count: int, column: int, begins: np.ndarray) -> None:
         """Adds rows 0 .. count - 1 of a column. A row with is_first begins a trajectory, and the dead row before it is
