@@ -8,7 +8,8 @@ from gymnasium.spaces import Box, Dict, Discrete, Tuple
 class CountingAgents:
     """PettingZoo's parallel interface. Agent i sees [i, episode, step] and is paid 100 * i + step.
 
-    a leaves (terminates) after 3 steps, c appears after 2, and the episode of b and c is truncated after 6."""
+    a leaves (terminates) after 3 steps, c appears after 2, and the episode of b and c is truncated after 6. With the
+    fault "rare", c appears in every third episode alone."""
 
     possible_agents = ("a", "b", "c")
 
@@ -49,7 +50,7 @@ class CountingAgents:
         if self.fault == "raise" and self.now == 2:
             raise RuntimeError("this game was told to fail")
         self.agents = [a for a in there if not (terminated[a] or truncated[a])]
-        if self.now == 2:
+        if self.now == 2 and not (self.fault == "rare" and self.episode % 3):
             self.agents.append("c")
             obs |= self._obs(["c"])
         return obs, reward, terminated, truncated, {a: {"clock": float(self.now)} for a in there}
@@ -64,6 +65,13 @@ class ImageAgents(CountingAgents):
 
     def observation_space(self, agent):
         return Box(0, 255, (3, 8, 8), np.uint8)
+
+
+class DrawnAgents(CountingAgents):
+    """The picture's numbers are the step. It is drawn without being told to."""
+
+    def render(self):
+        return np.full((8, 8, 3), self.now, np.uint8)
 
 
 class Turns:

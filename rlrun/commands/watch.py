@@ -142,28 +142,25 @@ def drawn_env(trained: Any, seeds: Any) -> DrawnEnv:
     from rlrun.envs.agents import AgentsEnv
     from rlrun.envs.atari import AtariConfig, AtariEnv
     from rlrun.envs.gym import GymEnv
-    from rlrun.envs.stacked import Stacked, without_stack
+    from rlrun.envs.registry import Factory
 
     cfg, spec = trained.config.env, trained.spec
     if isinstance(cfg, AtariConfig):
         # ale-py's vector environment cannot render. A second one with the same seeds and actions plays the same game in
         # colour and full size.
         args = (seeds, "watch", 0, 1)
-        env = AtariEnv(cfg, spec, *args, learning=False)
+        game = AtariEnv(cfg, spec, *args, learning=False)
         full = dataclasses.replace(cfg, stack=1)
         screen = AtariEnv(full, spec, *args, learning=False, height=210, width=160, grayscale=False)
-        return DrawnEnv(env, None, screen, 60 / cfg.frame_skip)
-    plain = without_stack(spec)
-    drawn: Any
-    if isinstance(cfg, AgentsConfig):
-        drawn = AgentsEnv(cfg, plain, seeds, "watch", 0, 1, render=True)
-        rate = getattr(drawn.games[0].env, "metadata", {}).get("render_fps", 10)
-    else:
-        if "rgb_array" not in gym.render_modes(cfg):
-            raise UserError(f"{spec.name} cannot draw itself: rgb_array is not one of its render_modes")
-        drawn = GymEnv(cfg, plain, seeds, "watch", 0, 1, render=True)
-        rate = drawn.env.envs[0].metadata.get("render_fps", 30)
-    return DrawnEnv(Stacked(drawn, spec) if spec.stack > 1 else drawn, drawn.frame, None, float(rate))
+        return DrawnEnv(game, None, screen, 60 / cfg.frame_skip)
+    if not isinstance(cfg, AgentsConfig) and "rgb_array" not in gym.render_modes(cfg):
+        raise UserError(f"{spec.name} cannot draw itself: rgb_array is not one of its render_modes")
+    env = Factory(cfg=cfg, spec=spec, seeds=seeds, stream="watch", learning=False, render=True)(0, 1)
+    drawn: Any = env
+    while not isinstance(drawn, AgentsEnv | GymEnv):
+        drawn = drawn.env
+    shown, rate = (drawn.games[0].env, 10) if isinstance(drawn, AgentsEnv) else (drawn.env.envs[0], 30)
+    return DrawnEnv(env, drawn.frame, None, float(getattr(shown, "metadata", {}).get("render_fps", rate)))
 
 
 def record(trained: Any, options: WatchOptions, show: Callable[[Any, float], bool]) -> list[float]:
@@ -172,6 +169,7 @@ def record(trained: Any, options: WatchOptions, show: Callable[[Any, float], boo
     show(frame [H, W, 3], frames per second) is given every frame, and returns whether more are wanted."""
     import numpy as np
 
+    from rlrun.core.env import paid
     from rlrun.core.seeding import Seeds
 
     env, draw, mirror, rate = drawn_env(trained, Seeds(options.seed))
@@ -183,8 +181,8 @@ def record(trained: Any, options: WatchOptions, show: Callable[[Any, float], boo
         trained.reset()
         for _ in range(options.max_steps):
             frame = shown["observation"][0, -1] if draw is None else draw()
-            if frame is None:
-                raise UserError(f"{trained.spec.name} has no rgb_array rendering")
+            if np.ndim(frame) != 3:  # nothing, or text
+                raise UserError(f"{trained.spec.name} cannot be drawn: its render() returns no picture [H, W, 3]")
             if not show(frame, rate):
                 break
             trained.reset(is_first)
@@ -196,7 +194,7 @@ def record(trained: Any, options: WatchOptions, show: Callable[[Any, float], boo
                 if mirrored.reward[0] != step.reward[0]:
                     raise RuntimeError("the recorded game is no longer the game that is played")
             obs, is_first, reward = step.obs, step.is_first, step.reward
-            total += float(step.reward.sum())
+            total += float(paid(env.spec, step)[env.spec.counts].sum())
             if is_first.all():
                 returns.append(total)
                 total = 0.0

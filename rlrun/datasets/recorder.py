@@ -39,6 +39,7 @@ class Pending:
         self.pieces: list[dict[str, Any]] = []
         self.rows = 0  # of the pieces
         self.begun = False  # whether the episode's first row was seen
+        self.episode = -1  # its number among the episodes of its environment that were seen to begin, from 0
         self.goes_on = False  # whether the rows before these are in another trajectory
         self.wanted_whole = False  # whether a part of this episode would not be kept
 
@@ -64,8 +65,8 @@ class TrajectoryRecorder:
         self.columns: dict[tuple[int, int], Pending] = {}  # by worker and column
         self.next_row: dict[int, int] = {}
         self.unusable = ""  # why nobody could learn from an episode that was not written
-        # Whether a trajectory of a column is written.
-        self.keeps: Callable[[int, Trajectory], bool] = lambda column, trajectory: True
+        # Whether a trajectory is written, of which environment of its worker and of which episode there it is.
+        self.keeps: Callable[[int, int, Trajectory], bool] = lambda env, episode, trajectory: True
 
     def add(self, fragments: Sequence[Fragment]) -> None:
         """Writes the episodes that these fragments end. Raises RunFailed when the disk is full, and, after all others
@@ -73,25 +74,36 @@ class TrajectoryRecorder:
         for fragment in fragments:
             header, rows = fragment.header, fragment.batch.numpy()
             count, width = fragment.batch["reward"].shape[:2]
+            begins = self._begins(rows["is_first"][:count])
             lost = self.next_row.get(header.worker, header.first_row) != header.first_row
             self.next_row[header.worker] = header.first_row + count
             for column in range(width):
                 pending = self.columns.setdefault((header.worker, column), Pending())
                 if lost:
                     self._cut(pending, column)
-                self._add(pending, rows, count, column)
+                self._add(pending, rows, count, column, begins[:, column // self.spec.columns_per_env])
         self._bound()
         if self.unusable:
             raise RunFailed(self.unusable)
 
-    def _add(self, pending: Pending, rows: dict[str, Any], count: int, column: int) -> None:
-        """Adds rows 0 .. count - 1 of a column. A row with is_first begins an episode, and the dead row before it is
-        the end of the last one."""
+    def ended(self, worker: int, envs: int) -> np.ndarray:
+        """How many episodes of each of a worker's environments [E] have ended."""
+        many, nothing = self.spec.columns_per_env, Pending()
+        return np.array([max(0, self.columns.get((worker, env * many), nothing).episode) for env in range(envs)])
+
+    def _begins(self, is_first: np.ndarray) -> np.ndarray:
+        """[T, B] -> where episodes of environments begin [T, E]. An agent may also appear in the middle of one."""
+        return np.all(is_first.reshape(len(is_first), -1, self.spec.columns_per_env), axis=2)
+
+    def _add(self, pending: Pending, rows: dict[str, Any], count: int, column: int, begins: np.ndarray) -> None:
+        """Adds rows 0 .. count - 1 of a column. A row with is_first begins a trajectory, and the dead row before it is
+        the end of the last one. begins [T]: where an episode of the column's environment begins."""
         begin = 0
         for start in np.flatnonzero(rows["is_first"][:count, column]).tolist():
             self._append(pending, rows, column, begin, start)
             self._end(pending, column)
             pending.begun, begin = True, start
+            pending.episode += int(begins[start])
         self._append(pending, rows, column, begin, count)
 
     def _append(self, pending: Pending, rows: dict[str, Any], column: int, begin: int, end: int) -> None:
@@ -125,7 +137,7 @@ class TrajectoryRecorder:
         repeated = self._repeated(pending.pieces)
         made = self._trajectory([*pending.pieces, self._behind(last)], column, part=True)
         assert made is not None  # its last row is live
-        if not self.keeps(column, made):
+        if not self._kept(pending, column, made):
             pending.wanted_whole = True
             return
         self._write(made)
@@ -172,8 +184,11 @@ class TrajectoryRecorder:
         pieces, part = pending.pieces, pending.goes_on
         pending.pieces, pending.rows, pending.goes_on, pending.wanted_whole = [], 0, False, False
         made = self._trajectory(pieces, column, part) if pieces and pending.begun else None
-        if made is not None and self.keeps(column, made):
+        if made is not None and self._kept(pending, column, made):
             self._write(made)
+
+    def _kept(self, pending: Pending, column: int, made: Trajectory) -> bool:
+        return self.keeps(column // self.spec.columns_per_env, pending.episode, made)
 
     @staticmethod
     def _joined(pieces: list[dict[str, Any]], *names: str, rows: slice = slice(None)) -> Any:

@@ -4,8 +4,10 @@ of their agents."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
@@ -207,7 +209,7 @@ class TupleGame:
 def make_game(cfg: AgentsConfig, render: bool = False) -> ParallelGame | TupleGame:
     """Makes one environment. Raises UserError if it cannot be made or is none with several agents."""
     try:
-        made = _made(cfg, {"render_mode": "rgb_array"} if render else {})
+        made = _made(cfg, render)
     except UserError:
         raise
     except Exception as error:  # the user's own constructor may raise anything
@@ -226,13 +228,23 @@ def make_game(cfg: AgentsConfig, render: bool = False) -> ParallelGame | TupleGa
     )
 
 
-def _made(cfg: AgentsConfig, more: dict[str, Any]) -> Any:
-    options = dict(cfg.kwargs) | more
+def _made(cfg: AgentsConfig, render: bool) -> Any:
+    def called(make: Callable[..., Any], maker: Callable[..., Any] | None = None) -> Any:
+        """maker: what make() hands its options to, if it is not the maker itself."""
+        mode = {"render_mode": "rgb_array"} if render and takes_render_mode(maker or make) else {}
+        return make(**dict(cfg.kwargs) | mode)
+
+    def registered(name: str) -> Any:
+        entry = gymnasium.registry[name].entry_point
+        # The checker refuses lists of rewards.
+        make = functools.partial(gymnasium.make, name, disable_env_checker=True)
+        return called(make, gymnasium.envs.registration.load_env_creator(entry) if isinstance(entry, str) else entry)
+
     if cfg.name in GAMES:
-        return GAMES[cfg.name](**options)
+        return called(GAMES[cfg.name])
     module, _, name = cfg.name.rpartition(":")
     if cfg.name in gymnasium.registry:  # with env.family=agents
-        return gymnasium.make(cfg.name, disable_env_checker=True, **options)
+        return registered(cfg.name)
     if not module:
         zoo = petting_zoo(cfg.name)
         try:
@@ -242,12 +254,21 @@ def _made(cfg: AgentsConfig, more: dict[str, Any]) -> Any:
             raise UserError(
                 f"env={cfg.name} needs a package that is not installed ({error}): pip install '{needs}'"
             ) from None
-        return (made.parallel_env if hasattr(made, "parallel_env") else made.env)(**options)
+        return called(made.parallel_env if hasattr(made, "parallel_env") else made.env)
     check_present(module, cfg.name)
     import_named(module, f"env={cfg.name}")
     if name in gymnasium.registry:
-        return gymnasium.make(name, disable_env_checker=True, **options)  # the checker refuses lists of rewards
-    return load_object(cfg.name, "env", bases())(**options)
+        return registered(name)
+    return called(load_object(cfg.name, "env", bases()))
+
+
+def takes_render_mode(make: Callable[..., Any]) -> bool:
+    """Whether what makes an environment takes render_mode. Others draw without being told, or draw nothing."""
+    try:
+        taken = inspect.signature(make).parameters.values()
+    except ValueError:  # written in another language, without a signature
+        return False
+    return any(one.name == "render_mode" or one.kind is one.VAR_KEYWORD for one in taken)
 
 
 def bases() -> tuple[type, ...]:

@@ -396,9 +396,10 @@ class AgentsEnv:
         many = len(self.names)
         return self._error(column // many, f"returned {what} for the agent {self.names[column % many]!r}")
 
-    def frame(self) -> np.ndarray:
-        """Renders the first environment: [H, W, 3] uint8. It needs render=True."""
-        return np.asarray(self.games[0].render())
+    def frame(self) -> np.ndarray | None:
+        """Renders the first environment: [H, W, 3] uint8, or None where it draws nothing. It needs render=True."""
+        picture = self.games[0].render()
+        return None if picture is None else np.asarray(picture)
 
     def close(self) -> None:
         for game in self.games:

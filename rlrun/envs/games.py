@@ -16,9 +16,8 @@ class Together:
     """A game whose agents all act at every step. Subclasses implement _reset and _step over lists in the agents'
     order."""
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
-
     def __init__(self, agents: Sequence[str], observation: gymnasium.Space, action: gymnasium.Space):
+        self.metadata: dict[str, Any] = {"render_modes": []}
         self.possible_agents: list[str] = list(agents)
         self.agents: list[str] = []  # those that are in the game
         self._observation, self._action = observation, action
@@ -58,7 +57,7 @@ class Together:
         """Returns observations, rewards, terminations and truncations of the agents that acted."""
         raise NotImplementedError
 
-    def render(self) -> None:
+    def render(self) -> Any:
         return None
 
     def close(self) -> None: ...
@@ -169,6 +168,7 @@ class Several(Together):
         self.copies = [gymnasium.make(name, **kwargs) for _ in range(num_agents)]
         self.number = {f"agent_{i}": copy for i, copy in enumerate(self.copies)}
         super().__init__(list(self.number), self.copies[0].observation_space, self.copies[0].action_space)
+        self.metadata = self.copies[0].metadata
 
     def _reset(self, seed: int | None) -> list[Any]:
         seeds = [None] * len(self.copies) if seed is None else [seed + i for i in range(len(self.copies))]
@@ -181,6 +181,11 @@ class Several(Together):
 
     def state(self) -> np.ndarray:
         raise NotImplementedError
+
+    def render(self) -> np.ndarray | None:
+        """The pictures of all copies side by side [H, N * W, 3]; None where they draw none."""
+        pictures: list[Any] = [copy.render() for copy in self.copies]
+        return np.concatenate(pictures, 1) if isinstance(pictures[0], np.ndarray) else None
 
     def close(self) -> None:
         for copy in self.copies:

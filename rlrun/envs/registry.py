@@ -46,6 +46,7 @@ class Factory:
     threads: int = 1  # threads that step the games, if the cores are idle at that time
     restarts: bool = False  # whether an environment that raises is made anew
     new_tasks: bool = False  # every reset() gives each column a new task, if the environment has tasks
+    render: bool = False  # whether frame() of the AgentsEnv or GymEnv inside draws the first environment
 
     def __call__(self, worker: int, count: int) -> VectorEnv:
         env: VectorEnv
@@ -57,7 +58,9 @@ class Factory:
             )
         elif isinstance(self.cfg, AgentsConfig):
             of_agents = self.spec.agent if isinstance(self.spec, JointSpec) else without_stack(self.spec)
-            env = AgentsEnv(self.cfg, of_agents, self.seeds, self.stream, worker, count, restarts=self.restarts)
+            env = AgentsEnv(
+                self.cfg, of_agents, self.seeds, self.stream, worker, count, render=self.render, restarts=self.restarts
+            )
             if isinstance(self.spec, JointSpec):
                 env = JointEnv(env, self.spec)
             elif STATE in self.spec.obs:
@@ -67,7 +70,7 @@ class Factory:
             one = without_stack(self.spec)
             new = self.new_tasks and self.spec.tasks
             env = gym.GymEnv(
-                self.cfg, one, self.seeds, self.stream, worker, count, new_tasks=new, restarts=self.restarts
+                self.cfg, one, self.seeds, self.stream, worker, count, self.render, new, restarts=self.restarts
             )
             env = Stacked(env, self.spec) if self.spec.stack > 1 else env
         env = WithGame(env, self.spec) if GAME_STATE in self.spec.obs else env

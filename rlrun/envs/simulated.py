@@ -416,9 +416,6 @@ class WithGame:
             self.steps = np.where(step.is_first, 0, self.steps + 1)
         return step._replace(obs=self._with(step.obs))
 
-    def frame(self) -> np.ndarray:
-        return self.env.frame()  # type: ignore[attr-defined]
-
     def close(self) -> None:
         for number in self.held.values():
             _KEPT.pop(number, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -65,24 +66,23 @@ class Wish(NamedTuple):
 class Quota:
     """Takes the same number of episodes from every environment. Taking those that end first would prefer short ones."""
 
-    def __init__(self, wish: Wish, envs: int, agents: int):
-        self.wish, self.agents = wish, agents
+    def __init__(self, wish: Wish, envs: int):
+        self.wish = wish
         whole, more = divmod(wish.episodes or 0, envs)
-        self.left = [[whole + (env < more)] * agents for env in range(envs)]  # by environment and agent
+        self.wanted = np.array([whole + (env < more) for env in range(envs)])  # by environment
 
-    def keeps(self, column: int, trajectory: Trajectory) -> bool:
-        """Whether this trajectory of a column is written."""
-        if self.wish.episodes is None:
-            return True
-        env, agent = divmod(column, self.agents)
-        if not trajectory.whole or self.left[env][agent] == 0:
-            return False
-        self.left[env][agent] -= 1
-        return True
+    def keeps(self, env: int, episode: int, trajectory: Trajectory) -> bool:
+        """Whether this trajectory is written. episode: the number of its episode in its environment, from 0. All agents
+        that take part in a wanted episode are recorded, also where an agent appears in few episodes or in none."""
+        return self.wish.episodes is None or (trajectory.whole and episode < self.wanted[env])
 
-    def filled(self, env_steps: int) -> bool:
+    def going_on(self, ended: np.ndarray) -> np.ndarray:
+        """The environments [E] whose wanted episodes have not all ended. ended [E]: how many have."""
+        return ended < self.wanted
+
+    def filled(self, ended: np.ndarray, env_steps: int) -> bool:
         if self.wish.episodes is not None:
-            return not any(count for env in self.left for count in env)
+            return not self.going_on(ended).any()
         return env_steps >= (self.wish.env_steps or 0)
 
 
@@ -106,11 +106,11 @@ def record(trained: Trained, folder: Path, wish: Wish, way: Way, seed: int, envs
     who = "uniformly random" if way == "random" else f"{name}, {way}, after {trained.clock.env_steps:,} env steps"
     recorder = TrajectoryRecorder(folder, spec, fields, who, command, recorded_options(trained.config.env))
     agents = spec.columns_per_env
-    quota = Quota(wish, envs, agents)
+    quota = Quota(wish, envs)
     returns: list[float] = []
 
-    def keeps(column: int, trajectory: Trajectory) -> bool:
-        kept = quota.keeps(column, trajectory)
+    def keeps(env: int, episode: int, trajectory: Trajectory) -> bool:
+        kept = quota.keeps(env, episode, trajectory)
         if kept and trajectory.whole:
             returns.append(trajectory.ret)
         return kept
@@ -125,13 +125,13 @@ def record(trained: Trained, folder: Path, wish: Wish, way: Way, seed: int, envs
     acting: Any = Acting(policy, spec, way)
     batch, steps = allocate(layout), 0
     try:
-        while not quota.filled(steps):
+        while not quota.filled(recorder.ended(0, envs), steps):
             header = collector.collect(batch, acting, 0, trained.clock, trained.clock.updates)
             recorder.add([Fragment(header, batch)])
             steps += header.env_steps
             if wish.episodes is not None:
-                wanted = [any(count) for count in quota.left]
-                check_end(spec, collector.columns.lengths[wanted], "episodes= asks for whole ones")
+                going_on = quota.going_on(recorder.ended(0, envs))
+                check_end(spec, collector.columns.lengths[going_on], "episodes= asks for whole ones")
     finally:
         collector.columns.env.close()
         recorder.close()

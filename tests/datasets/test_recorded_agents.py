@@ -1,0 +1,22 @@
+"""Recording a policy in an environment with several agents."""
+
+from rlrun.cli import _dispatch
+from rlrun.datasets.open import open_source
+
+SMALL = ["resources=debug", "logger=[]", "model.hidden=[8]", "algo.fragment_length=8", "algo.batch_size=16",
+         "algo.minibatch_size=8", "algo.num_epochs=1"]  # fmt: skip
+
+
+def test_episodes_are_counted_by_environment_and_an_agent_may_be_absent(tmp_path):
+    """Of both environments, the first two episodes are recorded with all that took part in them. c was in the first."""
+    run, data = tmp_path / "run", tmp_path / "data"
+    words = ["algo=ppo", "env=zoo:CountingAgents", "+env.kwargs.fault=rare", *SMALL, "env_steps=32"]
+    assert _dispatch(["train", *words, f"run_dir={run}"]) == 0
+    assert _dispatch(["record", str(run), "episodes=4", "num_envs=2", f"to={data}"]) == 0
+    source = open_source(str(data))
+    found = [one for piece in range(source.pieces()) for one in source.read(piece)]
+    assert all(one.whole for one in found)
+    named = sorted(("abc"[one.agent], int(one.obs["observation"][0, 1]), one.steps) for one in found)
+    assert named == sorted(
+        2 * [("a", 0, 3), ("a", 1, 3), ("b", 0, 6), ("b", 1, 6), ("c", 0, 4)]
+    )
