@@ -27,6 +27,7 @@ from rlrun.core.errors import EnvError, RunFailed
 from rlrun.core.evolution import FromPopulation, NoiseTable, Played, Report, Rollout
 from rlrun.core.moments import Moments, merged, plain
 from rlrun.core.policy import Policy
+from rlrun.core.pulse import STEP, doing
 from rlrun.core.ranks import ALONE
 from rlrun.core.restarts import AT_ONCE, ENV_REPEATS, PROCESS_REPEATS, Repeated, Restarts
 from rlrun.core.schedule import Clock
@@ -158,7 +159,8 @@ class _Episodes:
             moved = of_envs.repeat_interleave(self.agents).view(-1, *[1] * (action.ndim - 1))
             action = action + moved * self.crew.asked.action_noise * torch.randn(action.shape, generator=self.rng)
         acted = time.perf_counter()
-        step = self.env.step(action.numpy())
+        with doing(STEP, longest=True):
+            step = self.env.step(action.numpy())
         self.policy_sec += acted - started
         self.env_sec += time.perf_counter() - acted
         busy = np.array([task is not None for task in self.doing])
