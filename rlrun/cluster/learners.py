@@ -22,7 +22,7 @@ from rlrun.cluster.engine import Engine, Host, HostLost, awaited, places, too_fe
 from rlrun.cluster.packing import unpack
 from rlrun.core.errors import ProcessLost, RunFailed, UserError
 from rlrun.dataflow.meeting import Disconnected, arrived, serve, through
-from rlrun.dataflow.ranks import ProcessRanks, patience
+from rlrun.dataflow.ranks import ProcessRanks, patience, until_told_to_stop
 from rlrun.machine.nodes import Node, RayConfig
 
 BLAME_SEC = 15.0  # in which an engine finds out which learner is gone
@@ -163,9 +163,10 @@ def company_on_nodes(
     cfg: RayConfig,
     wanted: LearnersWanted,
     say: Callable[[str], None] = lambda text: print(f"  note: {text}", flush=True),
+    stopping_sec: Callable[[], float | None] = lambda: None,
 ) -> Iterator[ProcessRanks]:
     """Yields the ranks of this process, the first learner, while hosts have the others. At the end all hosts are
-    stopped, and the engine is closed.
+    stopped, and the engine is closed. stopping_sec: as Stops has it.
 
     Raises ProcessLost when a learner is lost, and RunFailed or UserError with the reason when one fails."""
     hosts, ranks = LearnerHosts(engine, cfg, wanted, say), None
@@ -176,7 +177,8 @@ def company_on_nodes(
         try:
             hosts.learn(store)
             with through(address):
-                ranks = ProcessRanks(0, wanted.world, store, timeout, apart=True, look=hosts.look)
+                look = until_told_to_stop(hosts.look, stopping_sec)
+                ranks = ProcessRanks(0, wanted.world, store, timeout, apart=True, look=look)
             yield ranks
         except Disconnected as error:
             raise hosts.blamed(error) from error

@@ -137,6 +137,7 @@ class Stops:
         self.status, self.reason = "RUNNING", ""
         self.asked: str | None = None  # why a program that made the run asks it to stop
         self.reached = False  # whether the run has stopped because its return is what it was to reach
+        self.saving = False  # whether the learners write their replays, for which they may need a while
 
     def due(self, clock: Clock, trouble: str | None = None) -> bool:
         """Returns whether the run is over. If it is, `status` and `reason` say why. trouble: why it cannot go on."""
@@ -166,6 +167,13 @@ class Stops:
             if clock.env_steps - progress.best_at >= cfg.no_improvement_steps:
                 return "STOPPED", f"no better mean return for {cfg.no_improvement_steps} env steps"
         return None
+
+    def stopping_sec(self) -> float | None:
+        """Returns for how many seconds a signal has asked the run to stop in the middle of an update. None: none has,
+        or the run is stopping already, or it saves."""
+        if self.signals.stop is None or self.status != "RUNNING" or self.saving:
+            return None
+        return time.monotonic() - self.signals.stopped_at
 
     def count_again(self, clock: Clock) -> None:
         """Makes `reason` agree with a clock that has also counted what other learners did until they were held."""

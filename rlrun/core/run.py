@@ -473,8 +473,10 @@ class Run:
         }
 
     def _save_rows(self, folder: Path) -> None:
+        self.stops.saving = True
         self.ranks.first(SAVE)
         save_rows(self.kept, self.ranks, folder)
+        self.stops.saving = False
 
     def _log(self) -> None:
         self.algorithm.check()

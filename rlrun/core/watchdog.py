@@ -89,8 +89,8 @@ def _give_up(reason: str) -> None:
 
 @contextmanager
 def watched(limits: Limits) -> Iterator[None]:
-    """Watches environments that are tried inside the block, before a run begins. One that cannot be interrupted ends
-    the program with a sentence."""
+    """Watches environments that this thread steps inside the block. One that cannot be interrupted ends the process
+    with a sentence."""
     dog = Watchdog(limits, _give_up)
     try:
         yield

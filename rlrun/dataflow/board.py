@@ -30,11 +30,11 @@ class Board:
     """One learner's view of the memory. All learners must call its methods in the same order."""
 
     def __init__(
-        self, flags: Tensor, slots: Tensor, rank: int, timeout_sec: float | None, look: Callable[[], object] | None
+        self, flags: Tensor, slots: Tensor, rank: int, timeout_sec: float | None, look: Callable[[float], object] | None
     ):
         """flags [world, FLAGS] int64, slots [2, world, ROOM] bytes: zeros that all learners share. timeout_sec: how
-        long the others are waited for; None: as long as they run. look: called now and then meanwhile; raises if one
-        of them is gone."""
+        long the others are waited for; None: as long as they run. look: called now and then meanwhile, with the
+        seconds that this wait has lasted; raises if one of them is gone."""
         numbers = flags.numpy()
         self.rounds, self.closed, self.sizes = numbers[:, ROUND], numbers[:, CLOSED], numbers[:, SIZES : SIZES + 2]
         self.slots, self.rank, self.timeout_sec, self.look = slots, rank, timeout_sec, look
@@ -79,7 +79,7 @@ class Board:
             if now - looked >= LOOK_SEC:
                 looked = now
                 if self.look is not None:
-                    self.look()
+                    self.look(now - waited_since)
                 if self.timeout_sec is not None and now - waited_since > self.timeout_sec:
                     raise Disconnected(f"no answer for {self.timeout_sec:.0f} s")
 

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlrun.core.awake import awake
 from rlrun.core.errors import ProcessLost
 from rlrun.core.ranks import Ranks
 from rlrun.dataflow.board import FLAGS, ORDERED, ROOM, Board
@@ -33,6 +34,7 @@ from rlrun.dataflow.workers import READY, Workers, start_sec
 SAVE_SEC = 900.0  # the longest time that a learner may take to write its replay
 LARGE = 2**15  # tensors with at least this many numbers are gradients and not counts
 LOOK_SEC = 0.5  # seconds between two looks at learners on other machines while one waits for them
+STOP_SEC = 10.0  # for which the first learner still waits for the others when a signal has told the run to stop
 # The timeout of all ranks but 0, because rank 0 may evaluate and save for as long as it takes. If it ends, its
 # connections break anyway.
 FOREVER = timedelta(days=7)
@@ -48,10 +50,11 @@ class ProcessRanks(Ranks):
         store: dist.Store,
         timeout_sec: float,
         apart: bool = False,
-        look: Callable[[], object] | None = None,
+        look: Callable[[float], object] | None = None,
     ):
         """store: that all learners have. apart: whether they are on several machines, and on CPUs. look: called now
-        and then while this learner waits for the others; it raises if it knows that one is gone."""
+        and then while this learner waits for the others, with the seconds that it has waited; it raises if it knows
+        that one is gone, or that it should not wait any longer."""
         super().__init__(rank, world)
         self.apart = apart
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and not self.apart else "gloo"
@@ -85,6 +88,7 @@ class ProcessRanks(Ranks):
             return
         # A machine that loses its power or its network breaks no connection, so its loss is noticed by look().
         work, self.waiting = together(functools.partial(exchange, async_op=True), *args), True
+        begun = awake()
         while True:
             try:
                 work.wait(timedelta(seconds=LOOK_SEC))
@@ -94,7 +98,7 @@ class ProcessRanks(Ranks):
                 if work.is_completed():
                     raise Disconnected(str(error)) from error
             if self.look is not None:
-                self.look()
+                self.look(awake() - begun)
 
     def _meet(self) -> None:
         """Waits until all learners are here."""
@@ -214,8 +218,23 @@ def patience(timeout_sec: float) -> float:
     return max(timeout_sec, start_sec(), SAVE_SEC)
 
 
+def until_told_to_stop(look: Callable[[], object], stopping_sec: Callable[[], float | None]) -> Callable[[float], None]:
+    """Returns what the first learner does now and then while it waits for the others. It raises Disconnected when the
+    run has been told to stop and a wait does not end: a scheduler that has sent SIGTERM kills the process soon.
+
+    look: raises if another learner is gone. stopping_sec: as Stops has it."""
+
+    def look_again(waited_sec: float) -> None:
+        look()
+        stopping = stopping_sec()
+        if stopping is not None and min(stopping, waited_sec) > STOP_SEC:
+            raise Disconnected(f"no answer for {waited_sec:.0f} s")
+
+    return look_again
+
+
 def _on_this_machine(
-    rank: int, world: int, path: str, timeout_sec: float, look: Callable[[], object] | None = None
+    rank: int, world: int, path: str, timeout_sec: float, look: Callable[[float], object] | None = None
 ) -> ProcessRanks:
     """Returns the ranks of a learner whose others are on this machine too, and meet in a file at this path."""
     with through(None):
@@ -238,10 +257,17 @@ def nameless_file() -> Iterator[str]:
 
 
 @contextmanager
-def company(world: int, learn: Callable[[Ranks], None], timeout_sec: float, threads: int):
+def company(
+    world: int,
+    learn: Callable[[Ranks], None],
+    timeout_sec: float,
+    threads: int,
+    stopping_sec: Callable[[], float | None] = lambda: None,
+):
     """Yields the ranks of this process, while learn(ranks) runs in a separate process for every other rank.
 
     Raises RunFailed with the reason when one of them fails. At the end all processes are stopped. learn is pickled.
+    stopping_sec: as Stops has it.
     """
     if world == 1:
         yield Ranks()
@@ -253,7 +279,7 @@ def company(world: int, learn: Callable[[Ranks], None], timeout_sec: float, thre
             workers.start_all(learner_process, jobs, learner=True)
             try:
                 # The others need no look: when this process ends, its end of their pipes does, and so do they.
-                look = functools.partial(workers.receive_or_nothing, 0.0)
+                look = until_told_to_stop(functools.partial(workers.receive_or_nothing, 0.0), stopping_sec)
                 ranks = _on_this_machine(0, world, store, patience(timeout_sec), look)
                 yield ranks
             except Disconnected as error:

@@ -25,11 +25,13 @@ class Again:
         self.began: int | None = None  # the env steps at which it did
 
     def checkpoint(self, error: BaseException, checkpoints: Checkpoints, env_steps: int) -> Restored | None:
-        """Returns the checkpoint from which the run begins again, or None where it ends.
+        """Returns the checkpoint from which the run begins again, or None where it ends, as after a signal to stop.
 
         error: what has ended the session. env_steps: those that it had taken. Raises RunFailed where the budget of the
         run is spent, or where the same process is lost again and again."""
         if not isinstance(error, ProcessLost) or self.restarts.limit == 0 or not checkpoints.names():
+            return None
+        if self.signals.stop is not None:
             return None
         try:
             restored = checkpoints.load()

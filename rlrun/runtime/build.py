@@ -38,6 +38,7 @@ from rlrun.core.policy import Policy
 from rlrun.core.ranks import ALONE, Ranks
 from rlrun.core.run import Job, Run
 from rlrun.core.specs import EnvSpec
+from rlrun.core.watchdog import watched
 from rlrun.dataflow.cut import Cut, Cuts
 from rlrun.dataflow.meeting import StoreCut
 from rlrun.dataflow.ranks import company
@@ -381,14 +382,15 @@ def train(
     start_within(plan.config.run.resources.start_timeout_sec)
     learners = plan.learners_in_lockstep
     if plan.resources.learner_nodes:
-        with learners_elsewhere(plan) as apart:
+        with learners_elsewhere(plan, job.stops.stopping_sec) as apart:
             job.join(apart, plan.first_counted)
             counted = StoreCut(apart.store, learners, plan.needs.cut_share) if plan.needs.cut_share < 1 else None
             build(plan, apart, counted).learn(job)
         return
     cut = Cut(learners, plan.needs.cut_share) if plan.needs.cut_share < 1 and learners > 1 else None
     others = functools.partial(learn_elsewhere, plan, cut, saved)
-    with company(learners, others, plan.config.runner.queue_timeout_sec, plan.resources.learner_threads[0]) as ranks:
+    timeout_sec, threads = plan.config.runner.queue_timeout_sec, plan.resources.learner_threads[0]
+    with company(learners, others, timeout_sec, threads, job.stops.stopping_sec) as ranks:
         job.join(ranks, plan.first_counted)
         build(plan, ranks, cut).learn(job)
 
@@ -396,7 +398,14 @@ def train(
 def learn_elsewhere(plan: Plan, cut: Cut | None, saved: Path | None, ranks: Ranks) -> None:
     """Runs one of the other learners, in its own process."""
     restored = None if saved is None else Checkpoints(saved.parent, keep=1).load(saved.name, parts=("algorithm",))
-    build(plan, ranks, cut).learn(FollowingLearner(ranks, restored, saved, plan.restarts()))
+    with watching(plan):
+        build(plan, ranks, cut).learn(FollowingLearner(ranks, restored, saved, plan.restarts()))
+
+
+def watching(plan: Plan) -> contextlib.AbstractContextManager[None]:
+    """Returns a context in which the environments of a learner other than the first are watched, if it steps them in
+    its own process. One that cannot be interrupted ends that process, so that the first learner notices."""
+    return watched(plan.limits()) if plan.resources.inference == "serial" else contextlib.nullcontext()
 
 
 def preflight(plan: Plan, machine: Machine) -> list[Callback]:

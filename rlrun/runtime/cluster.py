@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from typing import Any
@@ -67,8 +67,9 @@ def engine_of(cfg: RayConfig, planned: Sequence[Node]) -> Engine:
     return _JOINED.pop(cfg.address or "", None) or RayEngine(cfg, planned)
 
 
-def learners_elsewhere(plan: Plan) -> AbstractContextManager[ProcessRanks]:
-    """Yields the ranks of the first learner of a run, this process, while the others learn on the run's machines."""
+def learners_elsewhere(plan: Plan, stopping_sec: Callable[[], float | None]) -> AbstractContextManager[ProcessRanks]:
+    """Yields the ranks of the first learner of a run, this process, while the others learn on the run's machines.
+    stopping_sec: as Stops has it."""
     made, cfg = plan.resources, plan.config.run.resources.ray
     assert cfg is not None
     samplers = 0 if made.inference == "serial" else made.samplers_per_learner
@@ -79,7 +80,7 @@ def learners_elsewhere(plan: Plan) -> AbstractContextManager[ProcessRanks]:
     start_sec, timeout_sec = plan.limits().start_sec, plan.config.runner.queue_timeout_sec
     learners = [(node.name, count) for node, count in zip(plan.machine.nodes, made.learner_nodes, strict=True)]
     wanted = LearnersWanted(LEARNERS, told, learners, 1 + samplers, start_sec, timeout_sec)
-    return company_on_nodes(engine_of(cfg, plan.machine.nodes), cfg, wanted)
+    return company_on_nodes(engine_of(cfg, plan.machine.nodes), cfg, wanted, stopping_sec=stopping_sec)
 
 
 def brief(plan: Plan) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from rlrun.core.learners import FollowingLearner
 from rlrun.dataflow.meeting import Disconnected, StoreCut, arrive, join, through
 from rlrun.dataflow.ranks import ProcessRanks
 from rlrun.dataflow.workers import start_sec
-from rlrun.runtime.build import LearnerParts, build
+from rlrun.runtime.build import LearnerParts, build, watching
 from rlrun.runtime.host import RunHost
 from rlrun.runtime.plan import Plan
 
@@ -45,7 +45,8 @@ class LearnerHost(RunHost):
             share = plan.needs.cut_share
             cut = StoreCut(store, world, share) if share < 1 else None
             job = FollowingLearner(ranks, None, restarts=self.restarts, replaced=self.restarts.news)
-            build(plan, ranks, cut).learn(job)
+            with watching(plan):
+                build(plan, ranks, cut).learn(job)
         except Disconnected:
             pass  # another learner is gone, which the first one has noticed too; it says who
         except (RunFailed, EnvError, UserError):

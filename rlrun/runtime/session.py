@@ -21,7 +21,7 @@ from rlrun.config.run import Typed
 from rlrun.core.algorithm import Algorithm
 from rlrun.core.callbacks import Callback, make_callbacks
 from rlrun.core.duties import LogConfig
-from rlrun.core.errors import EnvError, RunFailed, UserError, explained, refused
+from rlrun.core.errors import EnvError, ProcessLost, RunFailed, UserError, explained, refused
 from rlrun.core.evaluation import Evaluated
 from rlrun.core.metrics import finite
 from rlrun.core.open_loop import FOLDER, Excerpt
@@ -215,6 +215,8 @@ class _Session:
         except BaseException as caught:
             if isinstance(caught, KeyboardInterrupt):
                 job.failed("INTERRUPTED", "interrupted twice")
+            elif isinstance(caught, ProcessLost) and self.signals.stop is not None:
+                job.failed("INTERRUPTED", f"{self.signals.stop.name} received; {caught}")
             else:
                 job.failed("FAILED", masked(explained(caught)))
             if isinstance(caught, RunFailed | EnvError) and (saved := job.rescue(caught)) is not None:

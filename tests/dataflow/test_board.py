@@ -76,7 +76,7 @@ def test_nobody_waits_for_a_learner_that_is_gone():
 
 
 def test_a_wait_ends_with_the_reason_that_look_finds_or_when_it_has_lasted_too_long():
-    def look():
+    def look(waited_sec):
         raise ProcessLost("learner-1 was killed by SIGKILL")
 
     with pytest.raises(ProcessLost, match="learner-1 was killed"):

@@ -1,6 +1,7 @@
 """Players and their population: what is counted, that runs can be repeated, and that a lost player is replaced."""
 
 import os
+import re
 import signal
 import time
 from types import SimpleNamespace
@@ -14,10 +15,12 @@ from wired import Wired
 
 from rlrun.core.errors import RunFailed
 from rlrun.core.evolution import NoiseTable
+from rlrun.core.pulse import Limits
 from rlrun.core.restarts import PROCESS_REPEATS, Repeated, Restarts
 from rlrun.core.run import Run
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
+from rlrun.core.watchdog import watched
 from rlrun.runners.evolution import gathered
 from rlrun.samplers.players import Order, Player, Players
 
@@ -290,10 +293,14 @@ def test_an_env_that_fails_everywhere_ends_the_run_with_its_words(typed):
         people.close()
 
 
-def test_an_episode_that_breaks_off_is_played_again(typed, tmp_path):
+@pytest.mark.parametrize("fault, said", [("raise", "told to fail"), ("hang", r"Hang: hangs: it has been in step\(\)")])
+def test_an_episode_that_breaks_off_is_played_again(typed, tmp_path, fault, said):
+    """A player in the run's own process notices an environment that hangs, too."""
     one = player(typed, "env=rlrun/Counting-v0", "++env.kwargs.length=5", "++env.kwargs.fail_at=3", f"++env.kwargs.once={tmp_path / 'x'}",
-                 "resources.exact=false", "resources.restarts=3")  # fmt: skip
-    report = one.play(Order(0, 10, 4, 2), Clock(0, 3))
+                 f"++env.kwargs.fault={fault}", "resources.exact=false", "resources.restarts=3")  # fmt: skip
+    with watched(Limits(step_sec=0.5)):
+        report = one.play(Order(0, 10, 4, 2), Clock(0, 3))
+    assert re.search(said, report.failures[0].sentence)
     sides = [side for rollout in report.rollouts for side in (rollout.plus, rollout.minus)]
     assert len(sides) == 8 and {played.ret for played in (*sides, *report.evaluations)} == {15.0}
     assert [failure.broken_off for failure in report.failures] == [True] and report.env_steps == 10 * 5 + 2

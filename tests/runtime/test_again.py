@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 
+import gymnasium
 import pytest
 from conftest import small
 
@@ -15,6 +16,8 @@ from rlrun.cli import _dispatch
 from rlrun.core.errors import ProcessLost, RunFailed
 from rlrun.core.restarts import Restarts
 from rlrun.core.signals import Signals
+from rlrun.dataflow import ranks
+from rlrun.envs.debug import _first
 from rlrun.runtime.again import Again
 from rlrun.runtime.rundir import checkpoints_of
 
@@ -79,6 +82,55 @@ def test_a_process_that_evaluates_is_replaced(tmp_path, capfd):
     assert one == other and len(one) == 2
 
 
+class HangsElsewhere(gymnasium.Wrapper):
+    """Hangs once, in the other learner's process, which makes a file of this path."""
+
+    def __init__(self, env, path):
+        super().__init__(env)
+        self.path, self.steps = path, 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == 100 and multiprocessing.current_process().name == "learner-1" and _first(self.path):
+            time.sleep(3600)
+        return self.env.step(action)
+
+
+def hanging(path):
+    wrapper = f"env.wrappers=[{{name: {__name__}:HangsElsewhere, path: {path / 'hung'}}}]"
+    return [*PPO, wrapper, "resources.num_learners=2", "resources.inference=serial", f"run_dir={path / 'run'}"]
+
+
+def test_an_environment_that_hangs_in_another_learner_is_interrupted_there(tmp_path, capfd):
+    assert _dispatch(["train", *hanging(tmp_path), "env.step_timeout_sec=1", "env_steps=1500"]) == 0
+    assert re.search(r"failed in step 100 .*Hang: hangs: it has been in step\(\) for .*made anew", capfd.readouterr().out)
+    assert rows_of(tmp_path / "run")[-1]["restarts/envs"] == 1
+
+
+def test_a_run_that_is_told_to_stop_does_not_wait_long_for_another_learner(tmp_path, capfd, monkeypatch):
+    """It ends as one that is interrupted, and what it has learnt is saved."""
+    monkeypatch.setattr(ranks, "STOP_SEC", 1.0)
+    told = []
+
+    def stop():
+        end = time.monotonic() + 120
+        while not (tmp_path / "hung").exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        time.sleep(2.0)  # the first learner waits by now
+        told.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    assert _dispatch(["train", *hanging(tmp_path), f"env_steps={10**7}", "checkpoint.every=null"]) == 128 + signal.SIGTERM
+    assert time.monotonic() - told[0] < 40
+    thread.join()
+    saved = int(re.search(r"what it had learnt after (\d+) env steps is saved", capfd.readouterr().out)[1])
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "INTERRUPTED" and re.match(r"SIGTERM received; .*no answer for \d+ s", summary["reason"])
+    assert checkpoints_of(tmp_path / "run").names() == [f"{saved:012d}"] and summary["env_steps"] == saved > 0
+
+
 class Saved:
     """Checkpoints that are there, at 100 env steps."""
 
@@ -96,6 +148,9 @@ def test_when_a_run_does_not_begin_again():
     assert again.checkpoint(RunFailed("learner-1 failed: ZeroDivisionError"), Saved(), 500) is None, "it would fail again"
     assert Again(Restarts(0, 60.0, told.append), Signals()).checkpoint(lost, Saved(), 500) is None
     assert not told
+    stopped = Again(Restarts(3, 60.0, told.append), Signals())
+    stopped.signals.stop = signal.SIGTERM
+    assert stopped.checkpoint(lost, Saved(), 500) is None and not told, "it was told to stop"
     assert again.checkpoint(lost, Saved(), 500) == ({}, {"env_steps": 100})
     assert "the run begins again at 100 env steps, so 400 env steps are taken once more (1 of 3" in told[0]
     assert again.restarts.state() == [0, 1, 400]
