@@ -124,6 +124,8 @@ class Hosts:
         if away > DOUBT_SEC:  # a long save or update: nobody has listened, so nobody was silent
             for part in self.parts:
                 part.heard += away
+        # Before the answers are taken in: those that are returned must be of hosts that their parts still have.
+        self._look_at_machines()
         first = {part.calls[0]: part for part in self.parts if part.calls}
         answers = []
         for answer in self.engine.wait(list(first), timeout) if first else ():
@@ -148,7 +150,6 @@ class Hosts:
                 if not part.ready and not part.restart:
                     raise RunFailed(reason)
                 self._lost(part, reason)
-        self._look_at_machines()
         self.received = time.monotonic()
         return answers
 

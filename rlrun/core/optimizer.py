@@ -348,14 +348,19 @@ class Optimizer:
             maximize=False,
         )
 
+    def statistics(self) -> dict[str, Tensor]:
+        """Returns the statistics of all parameters, which are made now if no step has made them yet."""
+        self._begin()
+        return dict(self.inner.state[self.whole])
+
     @torch.no_grad()
     def share(self) -> SharedState:
         """Moves the statistics into shared memory and returns them with the parameters, which must be there already."""
-        self._begin()
-        for statistic in self.inner.state[self.whole].values():
+        statistics = self.statistics()
+        for statistic in statistics.values():
             statistic.share_memory_()
         self.steps.share_memory_()
-        return SharedState(self.whole.data, dict(self.inner.state[self.whole]), self.steps)
+        return SharedState(self.whole.data, statistics, self.steps)
 
     @torch.no_grad()
     def _begin(self) -> None:

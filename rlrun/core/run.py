@@ -143,6 +143,9 @@ class Run:
         self.ahead = 0
         self.rescued: str | None = None  # what rescue() said
         self.kept: dict[str, Kept] = {}  # the names are the runner's
+        if restored is not None:  # now, because a summary has these counts even where the run fails before it begins
+            self.progress.load(restored[1])
+            self.evaluations.load(restored[1])
         self.join(ALONE, 0)
 
     def join(self, ranks: Ranks, first_counted: int) -> None:
@@ -201,13 +204,11 @@ class Run:
     # -- the runner's side ---------------------------------------------------------------------------------------------
 
     def begin(self, algorithm: Algorithm) -> Clock:
-        """Restores the algorithm and the counters of a resumed run. Returns the clock to start from."""
+        """Restores the algorithm of a resumed run and what is not restored yet. Returns the clock to start from."""
         self.algorithm = algorithm
         if self.restored is not None:
             tensors, run = self.restored
             algorithm.load_state(tensors["algorithm"])
-            self.progress.load(run)
-            self.evaluations.load(run)
             self.estimates.load(run)
             # A best one that was left behind is no longer there, and must not keep another from becoming the best.
             self.saves.best = None if self.checkpoints.best() is None else run["saved_best"]
@@ -474,9 +475,11 @@ class Run:
 
     def _save_rows(self, folder: Path) -> None:
         self.stops.saving = True
-        self.ranks.first(SAVE)
-        save_rows(self.kept, self.ranks, folder)
-        self.stops.saving = False
+        try:
+            self.ranks.first(SAVE)
+            save_rows(self.kept, self.ranks, folder)
+        finally:
+            self.stops.saving = False
 
     def _log(self) -> None:
         self.algorithm.check()

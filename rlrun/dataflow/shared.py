@@ -12,6 +12,14 @@ from rlrun.core.algorithm import Algorithm
 from rlrun.core.schedule import Clock
 
 
+def shared_bytes(algorithm: Algorithm) -> int:
+    """Returns how much shared memory a SharedLearner of this algorithm takes, in bytes: for its parameters and buffers,
+    of critics and targets too, and for the statistics of its optimisers."""
+    statistics = [one for _, optimizer in algorithm.optimizers() for one in optimizer.statistics().values()]
+    storages = [tensor.untyped_storage() for tensor in (*algorithm.parameters(), *algorithm.buffers(), *statistics)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
 class SharedLearner:
     """Moves the tensors of an algorithm into shared memory. Picklable for spawn."""
 

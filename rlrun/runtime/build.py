@@ -42,6 +42,7 @@ from rlrun.core.watchdog import watched
 from rlrun.dataflow.cut import Cut, Cuts
 from rlrun.dataflow.meeting import StoreCut
 from rlrun.dataflow.ranks import company
+from rlrun.dataflow.shared import shared_bytes
 from rlrun.dataflow.workers import start_within
 from rlrun.datasets.recorder import RecordingSampler
 from rlrun.datasets.rows import DataRows
@@ -61,7 +62,7 @@ from rlrun.runtime.cluster import PLAYERS, SAMPLERS, brief, engine_of, learners_
 from rlrun.runtime.data_plan import recorder
 from rlrun.runtime.given_weights import begin_with, give_weights
 from rlrun.runtime.plan import Plan, PolicyFactory
-from rlrun.runtime.room import allow_files, check_processes, check_shared
+from rlrun.runtime.room import allow_files, check_processes, check_shared, shares_learner
 from rlrun.runtime.rundir import command_line
 from rlrun.runtime.training_estimates import check_estimates
 from rlrun.samplers.base import Sampler
@@ -416,7 +417,7 @@ def preflight(plan: Plan, machine: Machine) -> list[Callback]:
     check_processes(plan, machine.sampling_cores)
     parts = build(plan, Ranks(world=plan.learners_in_lockstep))
     parts.callbacks = []
-    parts.algorithm()
+    algorithm = parts.algorithm()
     if plan.replay is not None:
         plan.replay.check(machine.free_memory, plan.resources.device)
     if plan.data is not None:
@@ -425,7 +426,7 @@ def preflight(plan: Plan, machine: Machine) -> list[Callback]:
         check_record(plan)
     if plan.needs.population is not None:
         check_noise(plan.needs.population.noise_size, plan.parameters, machine.free_memory, machine.free_shared)
-    check_shared(plan, machine.free_shared)
+    check_shared(plan, machine.free_shared, shared_bytes(algorithm) if shares_learner(plan) else 0)
     allow_files(plan)
     check_estimates(plan, machine.free_memory)
     if plan.config.run.eval.function is not None:

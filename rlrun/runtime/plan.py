@@ -89,6 +89,7 @@ class Plan:
     columns_per_learner: int  # columns of a learner's part of a train batch
     first_counted: int  # the first environment whose episodes count in statistics
     parameters: int  # number of the policy's parameters
+    weights: int  # number of all that processes which act get of the policy: its parameters and buffers
     policies: dict[str, tuple[int, ...]]  # the numbers of the agents of each policy; empty if there is one for all
     replay: ReplayPlan | None
     data: DataPlan | None
@@ -266,6 +267,7 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
         columns_per_learner=needs.columns // (resources.num_learners if config.runner.lockstep else 1),
         first_counted=min(resources.num_envs - 1, math.ceil(needs.counted_from * resources.num_envs)),
         parameters=sum(parameter.numel() for parameter in policy.parameters()),
+        weights=sum(tensor.numel() for tensor in (*policy.parameters(), *policy.buffers())),
         policies=policy.members if isinstance(policy, SeveralPolicies) else {},
         replay=plan_replay(config, spec, needs, resources, policy, machine),
         data=plan_data(config, spec, needs, policy),

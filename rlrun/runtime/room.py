@@ -13,7 +13,6 @@ from rlrun.runtime.plan import Plan
 
 NUMBER = 4  # bytes of a float32
 SIDES = 2  # WeightBus: one half is written while the other is read
-WITH_STATISTICS = 3  # weights, and as many numbers for each of Adam's two means
 REST = 2**16  # pulses and counters
 
 
@@ -24,13 +23,18 @@ def elsewhere(plan: Plan) -> bool:
     return cfg is not None and cfg.address is not None
 
 
-def shared_parts(plan: Plan) -> dict[str, int]:
+def shares_learner(plan: Plan) -> bool:
+    """Tells whether several processes change the weights of one learner (SharedLearner)."""
+    return plan.config.runner.name == "async_gradients" and plan.resources.num_learners > 1
+
+
+def shared_parts(plan: Plan, learner: int = 0) -> dict[str, int]:
     """Returns what the run keeps in the shared memory of the learner's machine, in bytes. Learners that work in
-    lockstep each have parts of their own; those that do not wait for each other share weights. Simulated nodes are on
-    this machine."""
-    made, runner, needs = plan.resources, plan.config.runner.name, plan.needs
+    lockstep each have parts of their own; those that do not wait for each other share one, whose size is given
+    (shared_bytes). Simulated nodes are on this machine."""
+    made, needs = plan.resources, plan.needs
     parts: dict[str, int] = {}
-    weights = NUMBER * plan.parameters
+    weights = NUMBER * plan.weights
     sharded = plan.replay is not None and plan.replay.shards is not None
     if made.inference != "serial":
         learners = _learners_here(plan)
@@ -41,8 +45,10 @@ def shared_parts(plan: Plan) -> dict[str, int]:
         parts["fragments"] = times * slots * plan.fragment_bytes
         if made.inference == "local" and here:
             parts["weights"] = max(learners, len(made.nodes)) * SIDES * weights
-    if runner == "async_gradients" and made.num_learners > 1:
-        parts["weights"] = WITH_STATISTICS * weights
+    if shares_learner(plan):
+        parts["the learner"] = learner
+    if evaluators(plan):
+        parts["weights for evaluation"] = SIDES * weights
     if plan.replay is not None and plan.replay.shards is not None:
         batch = layout_bytes(drawn_layout(plan.replay.layout, needs.columns))
         parts["batches of the replay"] = plan.replay.shards * PREFETCHED * batch
@@ -54,7 +60,7 @@ def shared_parts(plan: Plan) -> dict[str, int]:
 
 def host_parts(plan: Plan, workers: int) -> dict[str, int]:
     """Returns what one machine of a cluster keeps in shared memory for so many samplers or players, in bytes."""
-    weights = {"weights": SIDES * NUMBER * plan.parameters}
+    weights = {"weights": SIDES * NUMBER * plan.weights}
     if plan.needs.population is not None:
         return weights | {"the noise table": NUMBER * plan.needs.population.noise_size}
     slots = workers * plan.resources.groups * plan.fragments_per_producer
@@ -73,9 +79,10 @@ def _learners_here(plan: Plan) -> int:
     return spread[0] if spread and cfg is not None and not cfg.simulate else plan.resources.num_learners
 
 
-def check_shared(plan: Plan, free: int) -> None:
-    """Raises UserError if the run needs more shared memory than is free, which is given in bytes."""
-    _check_shared(shared_parts(plan), free)
+def check_shared(plan: Plan, free: int, learner: int = 0) -> None:
+    """Raises UserError if the run needs more shared memory than is free, which is given in bytes. learner: as in
+    shared_parts()."""
+    _check_shared(shared_parts(plan, learner), free)
 
 
 def _check_shared(parts: dict[str, int], free: int) -> None:
@@ -86,6 +93,8 @@ def _check_shared(parts: dict[str, int], free: int) -> None:
     fewer = {
         "fragments": "fewer samplers (resources.num_samplers), smaller batches",
         "weights": "a smaller network",
+        "the learner": "a smaller network",
+        "weights for evaluation": "eval.workers=0 or a smaller network",
         "batches of the replay": "smaller batches (algo.inner.batch_size)",
         "the noise table": "a smaller algo.noise_size",
         "noise tables": "a smaller algo.noise_size",
@@ -100,14 +109,20 @@ FILES, FILES_PER_PROCESS = 16, 4  # of the run's own process, and in it for each
 MANY_FILES = 4096
 
 
+def evaluators(plan: Plan) -> int:
+    """Returns how many processes evaluate beside the run's own. In a bit-exact run none do, because when they are done
+    would depend on the clock."""
+    return plan.config.run.eval.workers if plan.evaluates and not plan.resources.exact else 0
+
+
 def processes_of(plan: Plan) -> dict[str, int]:
     """Returns how many processes the run starts beside its own, for each option that asks for them."""
-    made, run = plan.resources, plan.config.run
+    made = plan.resources
     parts = {
         "resources.num_samplers": made.num_samplers if made.inference != "serial" else 0,
         "resources.num_learners": made.num_learners - 1 if plan.lockstep or made.exact else made.num_learners,
         "runner.num_shards": (plan.replay.shards or 0) if plan.replay is not None else 0,
-        "eval.workers": run.eval.workers if plan.evaluates and not made.exact else 0,
+        "eval.workers": evaluators(plan),
     }
     return {option: count for option, count in parts.items() if count}
 

@@ -48,6 +48,7 @@ from rlrun.runtime.again import Again, Restored
 from rlrun.runtime.build import train
 from rlrun.runtime.given_weights import given_weights, other_functions
 from rlrun.runtime.plan import Plan
+from rlrun.runtime.room import evaluators
 from rlrun.runtime.rundir import RunDir, checkpoints_of, command_line, git_commit, hardware, started_at, versions
 from rlrun.runtime.training_estimates import TrainingEstimates
 from rlrun.samplers.evaluators import Evaluating, EvaluationCrew
@@ -428,9 +429,7 @@ class _Evaluation:
 
 
 def _evaluators(plan: Plan, restarts: Restarts) -> EvaluationCrew | None:
-    """Returns the processes that evaluate, which start with the first evaluation. In a bit-exact run there are none,
-    because when they are done would depend on the clock."""
-    cfg = plan.config.run.eval
-    if not plan.evaluates or cfg.workers == 0 or plan.resources.exact:
+    """Returns the processes that evaluate, which start with the first evaluation; None where there are none."""
+    if not evaluators(plan):
         return None
     return EvaluationCrew(plan.evaluation(), plan.config.runner.queue_timeout_sec, restarts)

@@ -275,9 +275,11 @@ def test_what_a_host_is_told_is_text(typed, monkeypatch):
 
 
 def test_an_evolution_on_two_machines_plays_again_what_one_had(tmp_path, monkeypatch, engines):
-    """The same rollouts as without the loss, because a report depends on its order alone."""
+    """The same rollouts as without the loss, because a report depends on its order alone, and when a third machine joins
+    while the second one's players have an answer ready."""
     from rlrun.cluster.population import HostPopulation
 
+    monkeypatch.setattr("rlrun.cluster.hosts.LOOK_SEC", 0.0)
     words = ["train", "algo=es", "env=CartPole-v1", "logger=[]", "algo.noise_size=100000", "model.hidden=[8]", "env_steps=100",
              "algo.env_steps_per_batch=1", "algo.episodes_per_batch=40", "resources.envs_per_sampler=4", *RAY]  # fmt: skip
     take, calls = HostPopulation.take, []
@@ -286,6 +288,8 @@ def test_an_evolution_on_two_machines_plays_again_what_one_had(tmp_path, monkeyp
         calls.append(population)
         if len(calls) == 2 and len(engines) == 2:
             engines[-1].kill("node-1")
+        if len(calls) == 4 and len(engines) == 2:  # the players' new host has started and was told what to play
+            engines[-1].join("node-2")
         return take(population)
 
     monkeypatch.setattr(HostPopulation, "take", taken)
@@ -295,5 +299,5 @@ def test_an_evolution_on_two_machines_plays_again_what_one_had(tmp_path, monkeyp
         assert _dispatch([*words, f"run_dir={tmp_path / name}"]) == 0
         summary = json.loads((tmp_path / name / "summary.json").read_text())
         found.append((weights(tmp_path / name), summary["env_steps"]))
-    assert ("host-1", "node-0", True) in engines[-1].started
+    assert engines[-1].started[2:] == [("host-1", "node-0", True), ("host-1", "node-2", False)]
     assert found[0][1] == found[1][1] and all(torch.equal(found[0][0][key], found[1][0][key]) for key in found[0][0])

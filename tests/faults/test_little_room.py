@@ -12,8 +12,12 @@ from wired import Wired, checked
 
 from rlrun.config.run import type_config
 from rlrun.core.errors import UserError, refused
+from rlrun.core.schedule import Clock
+from rlrun.dataflow.shared import SharedLearner
+from rlrun.dataflow.weights import WeightBus
 from rlrun.loggers.jsonl import Jsonl, read
 from rlrun.machine.machine import measured
+from rlrun.runtime.build import preflight
 from rlrun.runtime.plan import plan
 from rlrun.runtime.room import REST, allow_files, check_processes, check_shared, shared_parts
 from rlrun.runtime.rundir import SILENT, RunDir
@@ -26,18 +30,36 @@ def planned(*words):
 
 
 def test_shared_memory_is_counted_as_samplers_take_it():
-    """To the byte, for the slots and the bus of real samplers."""
-    wiring = Wired(type_config(compose(*LOCAL, "algo.fragment_length=32", "algo.batch_size=128", "algo.minibatch_size=64")))
-    sampler = wiring.sampler(0)
+    """To the byte, for the slots and the bus of real samplers, and for the bus of processes that evaluate. A bus holds
+    the buffers of the policy too, such as the statistics of its filter."""
+    words = ["algo.fragment_length=32", "algo.batch_size=128", "algo.minibatch_size=64", "eval.every=1000", "eval.workers=1"]
+    wiring = Wired(type_config(compose(*LOCAL, *words, "model.observation_filter=mean_std")))
+    sampler, evaluating = wiring.sampler(0), WeightBus(wiring.plan.evaluation().make_policy())
+    assert any(True for _ in wiring.algorithm().policy.buffers())
     try:
-        made = {"fragments": sampler.slots.memory.numel(), "weights": sampler.bus.data.numel() * 4}
+        made = {"fragments": sampler.slots.memory.numel(), "weights": sampler.bus.data.numel() * 4,
+                "weights for evaluation": evaluating.data.numel() * 4}  # fmt: skip
         assert shared_parts(wiring.plan) == made
         needed = sum(made.values()) + REST
         check_shared(wiring.plan, needed)
-        with pytest.raises(UserError, match=r"needs .* MB of shared memory \(.* for fragments, .* for weights\), and .* MB"):
+        with pytest.raises(UserError, match=r"needs .* MB of shared memory \(.* for fragments, .* for weights, .* for weights for evaluation\), and .* MB"):
             check_shared(wiring.plan, needed - 1)
     finally:
         sampler.close()
+
+
+def test_a_learner_that_processes_share_is_counted_with_its_critics_and_targets():
+    words = ["algo=ddpg", "env=Pendulum-v1", "runner=async_gradients", "resources.num_learners=2", "replay.capacity=5000", "logger=[]"]
+    wiring = Wired(type_config(compose(*words)))
+    algorithm = wiring.algorithm()
+    shared = SharedLearner(algorithm, Clock())
+    statistics = [tensor for state in shared.optimizers.values() for tensor in state.statistics.values()]
+    storages = [tensor.untyped_storage() for tensor in (*algorithm.parameters(), *algorithm.buffers(), *statistics)]
+    assert statistics and all(storage.is_shared() for storage in storages)
+    taken = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+    preflight(wiring.plan, replace(measured(), free_shared=taken + REST))
+    with pytest.raises(UserError, match=r"MB of shared memory \(.* for the learner\)"):
+        preflight(wiring.plan, replace(measured(), free_shared=taken + REST - 1))
 
 
 def test_a_run_in_one_process_needs_no_shared_memory():

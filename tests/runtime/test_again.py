@@ -131,6 +131,25 @@ def test_a_run_that_is_told_to_stop_does_not_wait_long_for_another_learner(tmp_p
     assert checkpoints_of(tmp_path / "run").names() == [f"{saved:012d}"] and summary["env_steps"] == saved > 0
 
 
+def test_a_learner_that_is_lost_before_the_run_begins_again_takes_no_count_back(tmp_path, capfd, monkeypatch):
+    path, counts = tmp_path / "run", ("env_steps", "updates", "episodes", "return_mean")
+    assert _dispatch(["train", *PPO, "resources.inference=serial", "env_steps=800", f"run_dir={path}"]) == 0
+    before = json.loads((path / "summary.json").read_text())
+
+    def lost(*_):
+        raise ProcessLost("learner-1 was killed by SIGKILL")
+
+    monkeypatch.setattr("rlrun.runtime.session.train", lost)
+    monkeypatch.setattr("rlrun.runtime.again.FIRST_PAUSE_SEC", 0.0)
+    capfd.readouterr()
+    assert _dispatch(["resume", str(path), "env_steps=1600"]) == 1
+    said = capfd.readouterr().out
+    assert said.count(f"the run begins again at {before['env_steps']} env steps (") == 2
+    after = json.loads((path / "summary.json").read_text())
+    assert after["status"] == "FAILED" and "3 times in a row" in after["reason"]
+    assert [after[name] for name in counts] == [before[name] for name in counts]
+
+
 class Saved:
     """Checkpoints that are there, at 100 env steps."""
 
