@@ -283,7 +283,7 @@ class Run:
         if update is not None:
             self.logs.learn.add(update.metrics)
             self._tell("on_update", clock, update.metrics)
-        self.held = False
+        self.held = self.stops.saving = False
         self.stops.updated = update is not None
         over = self.stops.due(clock, getattr(self.sampler, "trouble", None))  # of a recording
         if over:
@@ -475,11 +475,9 @@ class Run:
 
     def _save_rows(self, folder: Path) -> None:
         self.stops.saving = True
-        try:
-            self.ranks.first(SAVE)
-            save_rows(self.kept, self.ranks, folder)
-        finally:
-            self.stops.saving = False
+        self.ranks.first(SAVE)
+        save_rows(self.kept, self.ranks, folder)
+        self.stops.saving = False
 
     def _log(self) -> None:
         self.algorithm.check()
