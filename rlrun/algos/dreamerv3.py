@@ -90,7 +90,7 @@ class Config(ActingConfig):
     online_queue: Annotated[bool, OnlyFor(EXPERIENCE)]
     imag_length: Annotated[int, Count]
     imag_last: Annotated[int, NotNegative]
-    horizon: Annotated[float, Range(1)]
+    horizon: Annotated[float, Range(1, above_lowest=True)]  # a dream's weight is divided by the discount
     contdisc: bool
     lambda_: Annotated[float, Share]
     entropy_coef: Annotated[Schedule, NotNegative]

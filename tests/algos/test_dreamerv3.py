@@ -342,6 +342,7 @@ def test_samplers_in_processes_feed_the_replay(tmp_path):
     (["env=Pong", "resources.compile=true"], "resources.compile=true does nothing in this run"),
     (["env=CartPole-v1", "algo.learning_starts=10"], "learning_starts 10 is below the 64 rows"),
     (["env=CartPole-v1", "algo.imag_last=65"], "imag_last 65 must be 0, or 2 to batch_length 64"),
+    (["env=CartPole-v1", "algo.horizon=1"], "algo.horizon must be above 1"),
     (["env=CartPole-v1", "algo.imag_last=1"], "imag_last 1 must be 0, or 2 to"),
     (["env=CartPole-v1", "model.hidden_sizes=[8]"], "model.hidden_sizes"),
     (["env=CartPole-v1", "model=mlp"], "model=world_model"),
