@@ -133,7 +133,7 @@ class MBMPO(MAML):
     @torch.no_grad()
     def remember(self, batch: Batch) -> None:
         """Adds the live rows of a batch [T(+1), B, ...], and first observations, to what is kept."""
-        obs, live = batch.obs.observation, batch.valid
+        obs, live = batch.obs.observation.float(), batch.valid  # whole numbers may have no room for negative changes
         x = self.ensemble.inputs_of(obs[:-1][live], batch.action[live])
         self.write("rows_seen", inputs=x, changes=(obs[1:] - obs[:-1])[live].flatten(1))
         self.write("starts_seen", starts=obs[batch.is_first])
@@ -187,7 +187,7 @@ class MBMPO(MAML):
     def prediction_errors(self, batch: Batch) -> dict[str, Tensor]:
         """The mean squared error of all members so many rows ahead, relative to the variance of observations, from
         row 0 of a batch with the actions that were taken."""
-        true, live = batch.obs.observation, batch.valid
+        true, live = batch.obs.observation.float(), batch.valid
         variance = true[:-1][live].flatten(1).var(0, unbiased=False).clamp(min=1e-8)
         at = true[0].flatten(1).expand(self.ensemble.members, -1, -1)
         found = {}
