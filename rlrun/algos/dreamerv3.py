@@ -22,6 +22,7 @@ Checked: tests/algos/test_dreamerv3.py, tests/models/test_world_model.py, tests/
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Annotated
@@ -90,7 +91,7 @@ class Config(ActingConfig):
     online_queue: Annotated[bool, OnlyFor(EXPERIENCE)]
     imag_length: Annotated[int, Count]
     imag_last: Annotated[int, NotNegative]
-    horizon: Annotated[float, Range(1)]
+    horizon: Annotated[float, Range(1, above_lowest=True)]  # a dream's weight is divided by the discount
     contdisc: bool
     lambda_: Annotated[float, Share]
     entropy_coef: Annotated[Schedule, NotNegative]
@@ -204,7 +205,7 @@ class DreamerV3(Algorithm):
         # Policy and value (section "Actor critic learning"), from the last rows of each sequence.
         latest = slice(-cfg.dreaming, None)
         start = State(*(part[latest].detach().flatten(0, 1) for part in states))  # [N, ...]
-        dreamt, start_return, of_dreams = self.dream(start, batch, clock)
+        dreamt, start_return, of_dreams = self.dream(start, real[latest].flatten(), batch, clock)
         reward = reward[latest]
         valued = features.unflatten(0, real.shape)[latest].flatten(0, 1)
         dreamt["repval"] = self.replayed_value_loss(
@@ -301,9 +302,13 @@ class DreamerV3(Algorithm):
         free = self.cfg.free_nats
         return {"dyn": dyn.clamp(min=free), "rep": rep.clamp(min=free)}, told
 
-    def dream(self, start: State, batch: Batch, clock: Clock) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
+    def dream(
+        self, start: State, real: Tensor, batch: Batch, clock: Clock
+    ) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
         """Imagines from N states. Returns the losses of policy and value [N], the returns of the first states
-        [N], and metrics [N]."""
+        [N], and metrics [N].
+
+        real [N]: whether a state is that of an observation. The spread of returns leaves out dreams from others."""
         cfg, actor, rssm = self.cfg, self.policy.actor, self.policy.rssm
         steps, columns = cfg.imag_length, batch.reward.shape[1]
         # Columns come first, so that several learners draw the numbers of one.
@@ -327,7 +332,8 @@ class DreamerV3(Algorithm):
             returns = bootstrapped_returns(reward[1:], go_on[1:], base[1:], cfg.lambda_)
             # The first factor is that of the root, so that dreams that begin at an end weigh almost nothing.
             weight = go_on[:-1].cumprod(0) / (1.0 if cfg.contdisc else cfg.discount)
-            scale = self.returns.follow(self.of_all(returns.flatten()))
+            counted = returns.masked_fill(~real, math.inf)
+            scale = self.returns.follow(self.of_all(counted.flatten()))
             advantage = (returns - base[:-1]) / scale
         dist = actor(features[:-1])
         entropy = dist.entropy()

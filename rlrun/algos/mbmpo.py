@@ -36,12 +36,11 @@ from rlrun.core.batch import Batch
 from rlrun.core.env import TaskEnv
 from rlrun.core.errors import Notice
 from rlrun.core.metrics import Means
-from rlrun.core.plugins import load_object
 from rlrun.core.ranges import Count
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import Box, EnvSpec
 from rlrun.families.meta import MetaConfig
-from rlrun.models.dynamics import DynamicsConfig, Ensemble, LearntEnv, Patience
+from rlrun.models.dynamics import DynamicsConfig, Ensemble, LearntEnv, Patience, known_reward
 from rlrun.models.model import Model
 from rlrun.policies import AdaptedPolicy
 from rlrun.policies.adapted import by_task, together
@@ -97,7 +96,7 @@ class MBMPO(MAML):
                 stacklevel=2,
             )
         super().__init__(policy, spec, cfg, ctx)
-        self.reward = load_object(spec.reward_class, "env", object)(**spec.reward_kwargs).reward
+        self.reward = known_reward(spec)
         dynamics = cfg.dynamics
         self.ensemble = Ensemble(spec, dynamics.members, dynamics.hidden, dynamics.weight_norm, dynamics.normalize)
         self.ensemble.to(ctx.device)

@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlrun.core.env import Rows, Step
+from rlrun.core.errors import told
+from rlrun.core.plugins import load_object
 from rlrun.core.ranges import Count, NotNegative, PositiveShareBelowOne, ShareBelowOne
 from rlrun.core.schedule import Schedule
 from rlrun.core.specs import Box, EnvSpec
@@ -107,6 +109,32 @@ class Ensemble(nn.Module):
         [M, N, inputs] made of them."""
         change = self(x) * self.change_deviation + self.change_mean
         return (obs + change).clamp(self.low, self.high)
+
+
+def known_reward(spec: EnvSpec) -> Reward:
+    """Returns the method that says what an environment pays, for batches.
+
+    Raises ValueError, with a sentence, if it does not give a number for each row."""
+    space, path, rng = spec.observation, spec.reward_class, np.random.default_rng(0)
+    actions: Any = spec.action
+    assert isinstance(space, Box) and path is not None
+    method = f"the method reward(obs, action, next_obs) of {path}"
+    # A sum over rows, and not over numbers, must not have the right shape by chance.
+    rows = next(count for count in (2, 3, 4) if count not in (space.size, flat_size(spec.action)))
+    obs, after = (
+        rng.uniform(-1.0, 1.0, (rows, *space.shape)).clip(space.low[0], space.high[0]).astype(np.float32)
+        for _ in range(2)
+    )
+    try:
+        made: Any = load_object(path, "env", object)(**spec.reward_kwargs)
+        paid = np.asarray(made.reward(obs, actions.to_env(actions.sample(rng, rows)), after), dtype=np.float32)
+    except Exception as error:  # the user's own code may raise anything
+        raise ValueError(f"{method} fails for a batch of {rows} rows: {told(error, __file__)}") from None
+    if paid.shape != (rows,):
+        raise ValueError(
+            f"{method} must return a number for each row of a batch, [{rows}] for {rows} rows, not {list(paid.shape)}"
+        )
+    return made.reward
 
 
 class LearntEnv:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
 
-def percentile(ordered: Tensor, percent: float) -> Tensor:
-    """The percentile [] of numbers [N] in ascending order, interpolated linearly between neighbours as NumPy does."""
-    place = percent / 100.0 * (len(ordered) - 1)
-    before = min(int(place), len(ordered) - 1)
-    after = min(before + 1, len(ordered) - 1)
-    return torch.lerp(ordered[before], ordered[after], place - before)
+def percentile(ordered: Tensor, count: Tensor, percent: float) -> Tensor:
+    """The percentile [] of the first `count` [] of numbers [N] in ascending order, interpolated linearly between
+    neighbours as NumPy does."""
+    last = (count - 1).clamp(min=0)
+    place = last.double() * (percent / 100.0)
+    before = place.long()
+    low, high = ordered.index_select(0, torch.stack((before, torch.minimum(before + 1, last))))
+    return torch.lerp(low, high, (place - before).to(ordered))
 
 
 class ReturnRange(nn.Module):
@@ -29,7 +33,11 @@ class ReturnRange(nn.Module):
 
     @torch.no_grad()
     def follow(self, returns: Tensor) -> Tensor:
-        """Moves the averages towards the percentiles of returns [N]; gives the scale max(limit, high - low) []."""
-        ordered = returns.sort().values
-        self.ends.lerp_(torch.stack([percentile(ordered, percent) for percent in self.percents]), self.rate)
+        """Moves the averages towards the percentiles of returns [N]; gives the scale max(limit, high - low) [].
+
+        Returns that are inf do not count. If none counts, the averages stay."""
+        ordered = returns.sort().values  # those that do not count come last
+        count = (ordered < math.inf).sum()
+        newest = torch.stack([percentile(ordered, count, percent) for percent in self.percents])
+        self.ends.copy_(torch.where(count > 0, self.ends.lerp(newest, self.rate), self.ends))
         return (self.ends[1] - self.ends[0]).clamp(min=self.limit)

@@ -113,10 +113,10 @@ def of_2024(one: Translation) -> None:
     ):
         one.set(f"{at}.{ours}", one.get(theirs), theirs)
     gamma = float(one.get("gamma"))
-    if gamma < 1:
+    if 0 < gamma < 1:
         one.set(f"{at}.horizon", round(1.0 / (1.0 - gamma), 3), "gamma", why=f"1 / (1 - {gamma:g})")
     else:
-        one.say("gamma", "not mapped", why="dreams need a discount below 1")
+        one.say("gamma", "not mapped", why="dreams need a discount between 0 and 1")
     decay = float(one.get("return_normalization_decay"))
     one.set(f"{at}.return_norm.rate", round(1.0 - decay, 9), "return_normalization_decay", why=f"1 - {decay:g}")
     one.set("replay.capacity", int(one.get("replay_buffer_config.capacity")), "replay_buffer_config.capacity")

@@ -223,6 +223,18 @@ def test_whole_numbers_change_by_negative_amounts_too(typed):
     torch.testing.assert_close(seen, torch.tensor([1.0, -1.0]).expand(len(seen), 2), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("paid, said", [
+    (lambda obs, action, after: after[:, :1], r"\[3\] for 3 rows, not \[3, 1\]"),
+    (lambda obs, action, after: after.sum(0), r"\[3\] for 3 rows, not \[2\]"),
+    (lambda obs, action, after: 1.0, r"\[3\] for 3 rows, not \[\]"),
+    (lambda obs, action, after: after[:, 9], r"fails for a batch of 3 rows: IndexError: .* \(.*test_mbmpo.py, line \d+\)"),
+])  # fmt: skip
+def test_a_reward_that_is_not_a_number_for_each_row_is_refused(typed, monkeypatch, paid, said):
+    monkeypatch.setattr(WholeNumbers, "reward", lambda self, *rows: paid(*rows))
+    with pytest.raises(UserError, match=rf"the method reward\(obs, action, next_obs\) of test_mbmpo:WholeNumbers .*{said}"):
+        checked(typed(*small("mbmpo", "tiny"), "logger=[]", "env=tests/WholeNumbers-v0"))
+
+
 # -- MAML on it --------------------------------------------------------------------------------------------------------
 
 

@@ -1,5 +1,7 @@
 """Symlog, two-hot and percentiles against their formulas, written slowly."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -86,6 +88,15 @@ def test_the_scale_follows_the_percentiles_and_has_a_limit():
     assert spread.follow(returns).item() == pytest.approx(0.1 * (high - low), rel=1e-5)
     assert spread.follow(returns).item() == pytest.approx(0.19 * (high - low), rel=1e-5)
     torch.testing.assert_close(spread.ends, torch.tensor([0.19 * low, 0.19 * high], dtype=torch.float32))
+    few = torch.cat((torch.full((40,), math.inf), returns, torch.full((3,), math.inf)))  # which do not count
+    for count in (1, 2, 3, 997):
+        one, other = ReturnRange(5.0, 95.0, 0.1, 1.0), ReturnRange(5.0, 95.0, 0.1, 1.0)
+        assert torch.equal(one.follow(returns[:count]), other.follow(few[: 40 + count]))
+        low, high = np.percentile(returns[:count].numpy(), [5, 95])
+        torch.testing.assert_close(one.ends, torch.tensor([0.1 * low, 0.1 * high], dtype=torch.float32))
+        assert torch.equal(one.ends, other.ends)
+    ends = other.ends.clone()
+    assert torch.equal(other.follow(few[:40]), (ends[1] - ends[0]).clamp(min=1.0)) and torch.equal(other.ends, ends)
     narrow = ReturnRange(5.0, 95.0, 0.1, 1.0)
     for _ in range(50):
         assert narrow.follow(torch.linspace(0.0, 1.0, 11)).item() == 1.0

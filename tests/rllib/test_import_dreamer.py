@@ -49,6 +49,10 @@ def test_what_has_no_counterpart_is_said():
     assert lines["model_size"].became == "model.size=size1m" and "other networks" in lines["model_size"].why
     lines = {line.key: line for line in imported(model_size="huge").lines}
     assert lines["model_size"].how == "not mapped" and "nano" in lines["model_size"].why
+    for gamma in (0.0, 1.0):
+        made = imported(gamma=gamma)
+        assert "algo.horizon" not in made.values
+        assert {line.key: line.how for line in made.lines}["gamma"] == "not mapped"
 
 
 def test_the_papers_names_are_mapped_too():
