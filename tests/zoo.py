@@ -74,6 +74,27 @@ class DrawnAgents(CountingAgents):
         return np.full((8, 8, 3), self.now, np.uint8)
 
 
+class UnlikeAgents(CountingAgents):
+    """a's action space is unlike that of b and c in its bounds, its length, or the number of its first choice."""
+
+    SPACES = {  # noqa: RUF012
+        "bounds": (Box(-1, 1, (1,), np.float32), Box(-5, 3, (1,), np.float32)),
+        "length": (Box(0, 10, (3,), np.float32), Box(0, 1, (1,), np.float32)),
+        "start": (Discrete(3), Discrete(2, start=5)),
+    }
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def action_space(self, agent):
+        return self.SPACES[self.kind][agent != "a"]
+
+    def step(self, actions):
+        assert all(self.action_space(agent).contains(action) for agent, action in actions.items()), actions
+        return super().step(actions)
+
+
 class Turns:
     """PettingZoo's AEC interface, in 20 lines: two players move in turn, 4 moves each; a move of player i pays the other
     one -1 and the mover nothing, but the last move pays player_0 10."""

@@ -10,7 +10,8 @@ there too.
 
 A run of algo=multi has policy.<name>.pt2 and so on for each policy with weights; policy.json tells which agents each
 plays, and why one without weights is not exported. A run of algo=self_play has the newest weights, without snapshots.
-qmix, vdn, iql and maddpg have one policy, whose rows hold all agents of an environment."""
+qmix, vdn, iql and maddpg have one policy, whose rows hold all agents of an environment. Where agents with unlike action
+spaces share a policy, policy.json says how its actions become those of each."""
 
 from __future__ import annotations
 

@@ -226,6 +226,15 @@ def leaves(space: Space, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
         yield path, space
 
 
+def described(space: Space) -> str:
+    """The space with what its own name leaves out: bounds, and the first number of a choice."""
+    if isinstance(space, Box):
+        low, high = (values[0] if len(set(values)) == 1 else list(values) for values in (space.low, space.high))
+        text = (f"{x:g}" if isinstance(x, float | int) else f"[{', '.join(f'{y:g}' for y in x)}]" for x in (low, high))
+        return f"{space} from {' to '.join(text)}"
+    return f"{space} from {space.start} on" if isinstance(space, Discrete) and space.start else str(space)
+
+
 def observation_rows(space: Space) -> Field | RowSpec:
     """The fields that rows hold for an observation."""
     return {name: observation_rows(part) for name, part in space.spaces} if isinstance(space, Nested) else space.field

@@ -21,7 +21,7 @@ from rlrun.core.errors import EnvError, UserError, closest, told
 from rlrun.core.pulse import RESET, doing
 from rlrun.core.restarts import Remade
 from rlrun.core.seeding import Seeds
-from rlrun.core.specs import Agents, Box, Discrete, EnvSpec, MultiBinary, Space, leaves, mask_size
+from rlrun.core.specs import Agents, Box, Discrete, EnvSpec, MultiBinary, Space, described, leaves, mask_size
 from rlrun.envs.agent_games import AgentsConfig, AgentsStep, ParallelGame, TupleGame, make_game
 from rlrun.envs.agent_rows import AgentSpaces, action_of, agent_rows, blank, has_entry, one_of, write_agent, write_id
 from rlrun.envs.gym_spaces import MASK, observation_spaces, to_space
@@ -76,8 +76,14 @@ def common(spaces: Mapping[str, Space], what: str, name: str) -> tuple[Space, st
             f" {spaces[other]}. rlrun pads choices of unlike number and vectors of unlike length; other agents of one"
             " environment need equal spaces, also where each has a policy of its own"
         )
-    sizes = ", ".join(dict.fromkeys(str(space) for space in kinds))
-    return widest, f"agents have the {what} spaces {sizes}; smaller ones are padded to {widest}"
+    sizes = ", ".join(dict.fromkeys(map(described, kinds)))
+    if len({space.n if isinstance(space, Discrete) else space.size for space in kinds}) > 1:  # type: ignore[union-attr]
+        became = f"smaller ones are padded to {widest}"
+    elif what == "observation":
+        became = f"rows have {described(widest)}"
+    else:
+        became = "each agent's actions are converted to its own space"
+    return widest, f"agents have the {what} spaces {sizes}; {became}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,11 +18,8 @@ from torch import Tensor
 
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.policy import Policy
-from rlrun.core.seeding import Seeds
-from rlrun.core.specs import Box, Discrete, Nested, Space
+from rlrun.core.specs import Discrete, described
 from rlrun.envs.joint import ALIVE
-from rlrun.envs.recorded import RecordedConfig
-from rlrun.envs.registry import Factory
 from rlrun.policies.planning import SearchPolicy
 from rlrun.runtime.export_files import (
     FORMATS,
@@ -37,14 +34,13 @@ from rlrun.runtime.export_files import (
     undisturbed,
     writing,
 )
+from rlrun.runtime.exported_game import Game, observed, rows_of
 from rlrun.runtime.exported_policy import (
     EXAMPLES,
     Exported,
     Part,
     Tensors,
-    as_shown,
     example,
-    flat,
     parts_of,
     program,
     starts_of,
@@ -54,13 +50,21 @@ from rlrun.runtime.trained import Trained
 
 STEPS = 40  # of the game in which exported policies are compared
 TOLERANCE = 1e-5
-Game = list[tuple[Tensors, Tensors]]  # observation [B, ...] and action of every step, as the environment took it
 MEANINGS = {
     "action_mask": "1 for legal actions, else 0; agent by agent if a row holds several",
     ALIVE: "1 for agents that take part, else 0; an agent that does not is shown 0, or a choice's first number",
     "prev_action": "the last action; choices count from 0, bounded numbers lie in [-1, 1]; 0 where an episode begins",
     "prev_reward": "the last reward, unclipped; 0 where an episode begins",
 }
+
+
+AS_ROWS = (
+    "not yet as the environment takes them, because these agents have unlike action spaces (action_spaces). Choices"
+    " count from 0. Bounded numbers lie in [-1, 1], which is to be stretched over the agent's own bounds; where numbers"
+    " are whole, each of them gets an equal part. Others are to be clipped to the bounds that exist. Of an agent with a"
+    " shorter vector the first numbers count"
+)
+TAKEN = "greedy, as the environment takes"
 
 
 def facts_of(trained: Trained) -> dict[str, Any]:
@@ -119,6 +123,9 @@ def describe(part: Part, formats: tuple[str, ...]) -> dict[str, Any]:
         )
     if part.fixed is not None:
         told["fixed"] = f"it did not learn; its weights are those of {part.fixed}"
+    if not part.as_taken:
+        told["actions"] = AS_ROWS
+        told["action_spaces"] = dict(zip(part.agents, map(described, part.own), strict=True))
     if trained.spec.notes:
         told["notes"] = list(trained.spec.notes)
     return {
@@ -156,9 +163,14 @@ def use(part: Part, obs: Tensors, state: Tensors) -> list[str]:
         ),
     ]
     if not part.agents:
-        return [*lines, "env.step(action['action'][0].numpy())  # greedy, as the environment takes it"]
+        return [*lines, f"env.step(action['action'][0].numpy())  # {TAKEN} it"]
     taken = "action['action'][0]" if joint else "action['action']"
-    return [*lines, f"actions = dict(zip({part.agents}, {taken}.numpy()))  # greedy, as the environment takes them"]
+    return [*lines, f"actions = dict(zip({part.agents}, {taken}.numpy()))  # {form_of(part)}"]
+
+
+def form_of(part: Part) -> str:
+    """What is said of the actions of several agents."""
+    return f"{TAKEN} them" if part.as_taken else "greedy; `actions` in policy.json says what becomes of them"
 
 
 def described_onnx(part: Part, obs: Tensors, state: Tensors, action: Tensors) -> dict[str, Any]:
@@ -186,10 +198,10 @@ def described_onnx(part: Part, obs: Tensors, state: Tensors, action: Tensors) ->
         f"state = {{{states}}}",
     ]
     if not part.agents:
-        lines.append("env.step(out['action'][0])  # greedy, as the environment takes it")
+        lines.append(f"env.step(out['action'][0])  # {TAKEN} it")
     else:
         each = "out['action'][0]" if joint else "out['action']"
-        lines.append(f"actions = dict(zip({part.agents}, {each}))  # greedy, as the environment takes them")
+        lines.append(f"actions = dict(zip({part.agents}, {each}))  # {form_of(part)}")
     return {
         "inputs": onnx_inputs(obs, state),
         "outputs": onnx_outputs(action, state),
@@ -212,130 +224,6 @@ def onnx_outputs(action: Tensors, state: Tensors) -> list[str]:
     return [*(name.replace(".", "_") for name in action), *(onnx_name("next_state", name) for name in state)]
 
 
-def observed(trained: Trained, steps: int) -> Game:
-    """Plays the first `steps` steps of a game with the run's own policy.
-
-    Returns (observation [1, ...], action) of every step, both as the environment has them.
-    """
-    if isinstance(trained.config.env, RecordedConfig):
-        return imagined(trained, steps)
-    if trained.agents:
-        return observed_together(trained, steps)
-    env = trained.make_env(seed=0)
-    trained.reset()
-    made: Game = []
-    kept: list[Tensors] = []
-    own = trained.policy_action
-
-    def watched(rows: Any, *args: Any, **options: Any) -> Any:
-        from rlrun.samplers.evaluator import to_torch
-
-        kept.append(
-            flat(trained._told(to_torch(rows).clone(), 1, options.get("reward", args[1] if len(args) > 1 else None)))
-        )
-        return own(rows, *args, **options)
-
-    try:
-        obs, _ = env.reset()
-        reward = None
-        trained.policy_action = watched  # type: ignore[method-assign]
-        for _ in range(steps):
-            action = trained.act(obs, reward=reward, env=None if trained.played is None else env)
-            seen = as_shown(trained.spec.observation, kept[-1])
-            for name, value in flat_action(trained.one.observation, obs, "observation").items():
-                # Files are given what the environment itself shows.
-                (seen[name] if trained.last is None else seen[name][:, -1]).copy_(value)
-            made.append((seen, flat_action(trained.spec.action, action)))
-            obs, reward, terminated, truncated, _ = env.step(action)
-            if terminated or truncated:
-                break
-    finally:
-        trained.policy_action = own  # type: ignore[method-assign]
-        trained.reset()
-        env.close()
-    return made
-
-
-def observed_together(trained: Trained, steps: int) -> Game:
-    """The same for an environment with N agents: observations and actions are [N, ...]."""
-    from rlrun.samplers.evaluator import to_torch
-
-    seeds = Seeds(0)
-    factory = Factory(cfg=trained.config.env, spec=trained.spec, seeds=seeds, stream="user", learning=False)
-    env = factory(0, 1)
-    made: Game = []
-    trained.reset()
-    obs, reward, first = env.reset(0), np.zeros(env.count), np.ones(env.count, dtype=bool)
-    for _ in range(steps):
-        if made and first.any():
-            break  # what follows would need the places where episodes begin
-        rows = trained._told(to_torch(obs).clone(), env.count, reward)
-        action = trained.policy_action(obs, reward=reward)
-        taken = trained.spec.action.to_env(action)
-        made.append((as_shown(trained.spec.observation, flat(rows)), flat_actions(trained.spec.action, taken)))
-        step = env.step(action)
-        obs, reward, first = step.obs, step.reward, step.is_first
-    trained.reset()
-    env.close()
-    return made
-
-
-def imagined(trained: Trained, steps: int) -> Game:
-    """The same for a run that learnt from data, without an environment to play: observations are random."""
-    from rlrun.samplers.evaluator import to_torch
-
-    rng, count, told = np.random.default_rng(0), trained.spec.columns_per_env, ("prev_action", "prev_reward")
-    made: Game = []
-    trained.reset()
-    for _ in range(steps):
-        obs = {name: drawn(space, rng, count) for name, space in trained.spec.obs.items() if name not in told}
-        if "action_mask" in obs:
-            obs["action_mask"] = np.ones_like(obs["action_mask"])
-        rows, reward = trained._told(to_torch(obs).clone(), count, np.zeros(count)), np.zeros(count)
-        taken = trained.spec.action.to_env(trained.policy_action(obs, reward=reward))
-        made.append((as_shown(trained.spec.observation, flat(rows)), flat_actions(trained.spec.action, taken)))
-    trained.reset()
-    return made
-
-
-def drawn(space: Space, rng: np.random.Generator, count: int) -> Any:
-    """[count, ...] random observations in the form that rows have."""
-    if isinstance(space, Nested):
-        return {name: drawn(part, rng, count) for name, part in space.spaces}
-    if isinstance(space, Box) and space.dtype == "uint8":
-        return rng.integers(256, size=(count, *space.shape), dtype=np.uint8)
-    made = space.sample(rng, count)
-    return made.astype(space.dtype) if isinstance(space, Box) else made
-
-
-def flat_actions(space: Space, action: Any, name: str = "action") -> Tensors:
-    """Actions [B, ...], as the environment takes them, by path."""
-    if isinstance(space, Nested):
-        made: Tensors = {}
-        for index, (part, inner) in enumerate(space.spaces):
-            made |= flat_actions(inner, action[index] if space.ordered else action[part], f"{name}.{part}")
-        return made
-    return {name: torch.as_tensor(np.asarray(action))}
-
-
-def flat_action(space: Space, action: Any, name: str = "action") -> Tensors:
-    """Converts one action, as the environment takes it, to tensors [1, ...] by path."""
-    if isinstance(space, Nested):
-        made: Tensors = {}
-        for index, (part, inner) in enumerate(space.spaces):
-            made |= flat_action(inner, action[index] if space.ordered else action[part], f"{name}.{part}")
-        return made
-    return {name: torch.as_tensor(np.asarray(action))[None]}
-
-
-def rows_of(part: Part, game: Game) -> Game:
-    """What the agents of one policy saw and did in a game of all."""
-    if part.numbers is None:
-        return game
-    numbers = list(part.numbers)
-    return [({n: x[numbers] for n, x in obs.items()}, {n: x[numbers] for n, x in act.items()}) for obs, act in game]
-
-
 def parity(trained: Trained, call: Any, steps: int = STEPS, game: Game | None = None) -> float:
     """Returns the largest difference between the actions of call(obs, is_first, state) and the run's own during a game.
 
@@ -349,6 +237,11 @@ def parity(trained: Trained, call: Any, steps: int = STEPS, game: Game | None = 
     for number, (obs, action) in enumerate(game):
         made, state = call({name: obs[name] for name in inputs}, torch.tensor([number == 0] * rows), state)
         for name, value in action.items():
+            if made[name].shape != value.shape:
+                raise RunFailed(
+                    f"the exported policy does not act as the run's own does: its actions have the shape"
+                    f" {list(made[name].shape)} and not {list(value.shape)}"
+                )
             gap = float((made[name].double() - value.double()).abs().max() / (1.0 + value.double().abs().max()))
             worst = max(worst, gap)
     if worst > TOLERANCE:

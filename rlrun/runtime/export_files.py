@@ -144,7 +144,8 @@ and needs no rlrun. policy.json holds the same facts for programs.
 
 Observations are those of the run's environment after its preprocessing: filters and the division of pixels by 255 are
 in the policy, while resizing, grey screens, frame skip and stacks of frames (the newest last) are not. Choices
-among observations are numbered as the environment numbers them, and actions are as it takes them.
+among observations are numbered as the environment numbers them, and actions are as it takes them, unless something else
+is said of a policy below.
 {said if others else ""}"""
 
 
@@ -153,6 +154,9 @@ def recipe(part: Part, told: dict[str, Any]) -> str:
     lines = ["## The files" if part.name is None else f"## The policy {part.name}", ""]
     lines += [told["rows"] + ".", ""] if "rows" in told else []
     lines += [f"Searches: {told['searches']}.", ""] if "searches" in told else []
+    if "actions" in told:
+        lines += [f"Actions are {told['actions']}.", ""]
+        lines += [*(f"- {agent}: {space}" for agent, space in told["action_spaces"].items()), ""]
     lines += ["| goes in | shape | type | meaning |", "| --- | --- | --- | --- |"]
     for kind in ("obs", "state"):
         for name, one in told[kind].items():

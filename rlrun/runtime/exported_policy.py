@@ -3,10 +3,11 @@
 The module's forward(obs, is_first, state) -> (action, state) takes and returns dictionaries of tensors. obs is
 {"observation": [B, ...]}, with nested parts by their path ("observation.camera"), and an "action_mask" where the policy
 has one. is_first is [B] bool. state is zeros for the first call and then what the last call returned; it is empty
-without memory. Actions are in the form that the environment takes. Nothing is random: noisy layers use their means, and
-eval_epsilon is 0. Filters and the division of pixels by 255 are included. Earlier preprocessing is not: an
-observation with env.stack is the stack of frames, whose newest one is last. Choices among observations are numbered as
-the environment numbers them, from the first number of their space on.
+without memory. Actions are in the form that the environment takes; those of agents with unlike spaces, of which a row
+does not tell which one it is, are in the form of rows, and policy.json says what that is. Nothing is random: noisy
+layers use their means, and eval_epsilon is 0. Filters and the division of pixels by 255 are included. Earlier
+preprocessing is not: an observation with env.stack is the stack of frames, whose newest one is last. Choices among
+observations are numbered as the environment numbers them, from the first number of their space on.
 
 Of a run with several policies (algo=multi), each is exported by itself, and takes rows of its own agents. Of a run of
 self-play it is the newest weights, without the snapshots. A policy that learns all agents together (qmix, vdn, iql,
@@ -17,6 +18,7 @@ exported without its search, and plays the network's first guess.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -31,7 +33,7 @@ from rlrun.core.batch import Batch
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.games import STATE as GAME_STATE
 from rlrun.core.plugins import is_path
-from rlrun.core.specs import Box, Discrete, MultiBinary, MultiDiscrete, Nested, Space, leaves
+from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested, Space, leaves
 from rlrun.envs.joint import STATE
 from rlrun.models.model import Model
 from rlrun.models.noisy import draw_noise
@@ -53,6 +55,7 @@ class Part(NamedTuple):
     name: str | None = None  # among several
     numbers: tuple[int, ...] | None = None  # of the agents that it plays; None: all
     fixed: str | None = None  # the run that its weights come from, if it did not learn
+    as_taken: bool = True  # whether its files give actions as the environment takes them, and not in the form of rows
 
     @property
     def file(self) -> str:
@@ -73,25 +76,35 @@ class Part(NamedTuple):
         names = spec.agents.names if self.numbers is not None or spec.joint else tuple(self.trained.agents)
         return list(names)
 
+    @property
+    def own(self) -> list[Space]:
+        """The action space of each of these agents, as the environment has it."""
+        known, common = self.trained.agents, self.trained.spec.action  # what was learnt from data knows one space alone
+        return [known[agent].action if agent in known else common for agent in self.agents]
+
 
 def parts_of(trained: Trained) -> tuple[list[Part], dict[str, str]]:
     """The policies of a run that are exported, and for each that is not, the reason why."""
     policy, spec = trained.policy, trained.spec
 
-    def part(own: Any, seen: Any) -> Trained:
-        return Trained(trained.run_dir, trained.config, seen, own, trained.clock)
+    def part(own: Any, seen: EnvSpec, *known: Any) -> Part:
+        def acting(spec: EnvSpec) -> Trained:
+            return Trained(trained.run_dir, trained.config, spec, own, trained.clock)
+
+        made = Part(acting(seen), *known)
+        action, as_taken = space_of_files(seen, made.own)
+        return made._replace(trained=acting(replace(seen, action=action)), as_taken=as_taken)
 
     if isinstance(policy, LeaguePolicy):
-        return [Part(part(policy.main, of_main(spec, Model(trained.config.run.model))), numbers=None)], {}
+        return [part(policy.main, of_main(spec, Model(trained.config.run.model)))], {}
     if not isinstance(policy, SeveralPolicies):
-        return [Part(trained)], {}
+        return [Part(trained) if spec.agents is None else part(policy, spec)], {}
     made, left_out = [], {}
     given = getattr(trained.config.algo, "fixed", {})
     for name, numbers in policy.members.items():
         fixed = given.get(name)
         if name in policy.policies:
-            own = part(policy.policy(name), spec_of(spec, name, numbers))
-            made.append(Part(own, name, numbers, fixed))
+            made.append(part(policy.policy(name), spec_of(spec, name, numbers), name, numbers, fixed))
         elif fixed is not None and is_path(fixed):
             left_out[name] = f"{fixed} is a class of the user's own, which has no weights"
         else:
@@ -102,6 +115,31 @@ def parts_of(trained: Trained) -> tuple[list[Part], dict[str, str]]:
             " these names differ only in characters that file names do not have"
         )
     return made, left_out
+
+
+def space_of_files(spec: EnvSpec, own: list[Space]) -> tuple[Space, bool]:
+    """The space of the actions in a policy's files, and whether the environment takes them as they are.
+
+    own: the action spaces of its agents. Where a row does not tell which agent it is, and their spaces ask for unlike
+    conversions, actions stay in the form of rows."""
+    joint, common = spec.joint, spec.action
+    if all(space == own[0] for space in own):
+        return (own[0] if own and not joint else common), True
+    starts = tuple(space.start for space in own if isinstance(space, Discrete))
+    if starts and joint:
+        sizes = tuple(space.n for space in own if isinstance(space, Discrete))
+        return MultiDiscrete(sizes=sizes, starts=starts, shape=(len(own),)), True
+    if starts:
+        assert isinstance(common, Discrete)
+        same = len(set(starts)) == 1
+        return (replace(common, start=starts[0]) if same else common), same
+    assert isinstance(common, Box)
+    boxes = [space for space in own if isinstance(space, Box)]
+    if joint and len({box.shape for box in boxes}) == 1:
+        low, high = (sum((getattr(box, end) for box in boxes), ()) for end in ("low", "high"))
+        return replace(common, low=low, high=high), True
+    end = 1.0 if common.bounded else math.inf
+    return replace(common, dtype="float32", low=(-end,) * common.size, high=(end,) * common.size), False
 
 
 def flat(values: Batch, prefix: str = "") -> Tensors:
@@ -188,6 +226,8 @@ class Exported(nn.Module):
         """Described at the top of this file."""
         rows = {name: value - self.starts[name] if name in self.starts else value for name, value in obs.items()}
         action, after = self.policy.greedy(nested(rows), is_first, nested(state))
+        if isinstance(self.action, Box) and len(self.action.shape) == 1:  # rows may be as long as another agent's
+            action = action[:, : self.action.shape[0]]
         return to_env(self.action, action), flat(after)
 
 
