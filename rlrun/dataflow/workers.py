@@ -21,10 +21,10 @@ from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from rlrun.core.awake import awake, patiently
-from rlrun.core.errors import ProcessLost, RunFailed, explained
+from rlrun.core.errors import Diverged, ProcessLost, RunFailed, explained
 from rlrun.machine.memory import keep_freed
 
 FORKS = sys.platform == "linux"  # the fork server; elsewhere every worker is spawned and imports for itself
@@ -52,8 +52,11 @@ def start_sec() -> float:
     return _Start.sec
 
 
-class _Failure(tuple):
-    """(text,): the last message of a worker that raised."""
+class _Failure(NamedTuple):
+    """The last message of a worker that raised."""
+
+    text: str
+    diverged: bool  # whether the learner itself failed
 
 
 class _Carried:
@@ -143,7 +146,7 @@ def _bootstrap(
         _end(0)  # the parent has ended, or needs this process no more
     except BaseException as error:
         try:
-            pipe.send(_Failure((explained(error),)))
+            pipe.send(_Failure(explained(error), isinstance(error, Diverged)))
         except OSError:
             pass  # the parent has ended, or does not read the pipe any more
         finally:
@@ -301,7 +304,8 @@ class Workers:
 
     def receive_from_survivors(self, timeout: float) -> tuple[list[tuple[Worker, Any]], list[tuple[Worker, str]]]:
         """Like receive_or_nothing(), but does not fail when a worker died. Returns the messages, and the workers that
-        have died, each with the reason."""
+        have died, each with the reason. Raises Diverged when the learner itself failed in one, because it would fail
+        again."""
         messages, lost = [], {}
         ready = self._ready(timeout)
         for worker in dict.fromkeys(self.by_handle[handle] for handle in ready):
@@ -309,6 +313,8 @@ class Workers:
                 messages += self._drain(worker)
                 if worker.process.sentinel in ready:
                     lost[worker] = f"{worker.name} {how_it_ended(worker.process)}"
+            except Diverged:
+                raise
             except RunFailed as error:
                 lost[worker] = str(error)
         return messages, list(lost.items())
@@ -337,7 +343,8 @@ class Workers:
                 there = False
                 message = worker.pipe.recv()
                 if isinstance(message, _Failure):
-                    raise RunFailed(f"{worker.name} failed: {message[0].rstrip()}")
+                    failed = Diverged if message.diverged else RunFailed
+                    raise failed(f"{worker.name} failed: {message.text.rstrip()}")
                 messages.append((worker, message))
         except (EOFError, ConnectionResetError, BrokenPipeError):
             raise ProcessLost(f"{worker.name} {how_it_ended(worker.process)}") from None

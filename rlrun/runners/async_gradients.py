@@ -13,7 +13,8 @@ process i:  newest weights -> sample [-> replay] -> gradient --apply--> shared w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,7 +25,7 @@ import torch
 from rlrun.core.algorithm import Algorithm, Update
 from rlrun.core.awake import awake
 from rlrun.core.checkpoint import load_part
-from rlrun.core.errors import ProcessLost, RunFailed, UserError
+from rlrun.core.errors import Diverged, ProcessLost, RunFailed, UserError, explained
 from rlrun.core.learners import replay_part
 from rlrun.core.metrics import Means
 from rlrun.core.moments import Moments, plain
@@ -387,7 +388,7 @@ def _learn(
         sampler.publish(algorithm.policy, clock)
         fragments = sampler.take(count)
         batch = gather([fragment.batch for fragment in fragments], batch, algorithm.ctx.device)
-        with make.threads:
+        with _learning(), make.threads:
             update = algorithm.update(batch, clock)
         moments = plain(algorithm.policy.moments(batch))
         _handed()
@@ -417,11 +418,12 @@ def _learn_from_replay(
         shared.refresh(algorithm)
         clock = shared.clock
         if due():
-            batch = stored.sample(make.columns, clock)
-            with make.threads:
-                update = algorithm.update(batch, clock)
-            if update.writes:
-                write(batch.key, **update.writes)
+            with _learning():
+                batch = stored.sample(make.columns, clock)
+                with make.threads:
+                    update = algorithm.update(batch, clock)
+                if update.writes:
+                    write(batch.key, **update.writes)
             limiter.sampled()
             pipe.send(told._replace(metrics=_floats(update)))
             told = GradientReport([], None, [])
@@ -437,6 +439,15 @@ def _learn_from_replay(
         if not due():
             pipe.send(told)
             told = GradientReport([], None, [])
+
+
+@contextmanager
+def _learning() -> Iterator[None]:
+    """An error inside the block is the learner's own. It ends the run, because a new process would fail again."""
+    try:
+        yield
+    except Exception as error:
+        raise Diverged(explained(error)) from error
 
 
 def _handed() -> None:

@@ -1,6 +1,7 @@
 """Asynchronous gradients: shared steps equal ordinary steps, every row is counted, and a dead process ends the run."""
 
 import json
+import re
 import time
 import types
 
@@ -227,6 +228,32 @@ def test_a_failing_environment_is_named(typed, tmp_path):
             Wired(typed(*ASYNC, "env=rlrun/Counting-v0", "++env.kwargs.fail_at=60", "++env.kwargs.fault=raise")),
             tmp_path,
         )
+
+
+class Divides(torch.nn.Module):
+    """An encoder that fails in the fifth update."""
+
+    def __init__(self, spec):
+        super().__init__()
+        self.layer, self.features, self.updates = torch.nn.Linear(4, 8), 8, 0
+
+    def forward(self, obs):
+        self.updates += torch.is_grad_enabled()
+        return self.layer(obs) if self.updates < 5 else self.layer(obs) * (1 // 0)
+
+
+@pytest.mark.parametrize("words, said", [
+    (["algo=a3c", "algo.lr=1e30", "algo.fragment_length=5", "algo.batch_size=5"], "updates in a row had a non-finite gradient"),
+    (["algo=a3c", f"model.encoder={__name__}:Divides"], r"ZeroDivisionError.*test_async_gradients\.py"),
+    (["algo=dqn", *REPLAYED, "algo.learning_starts=100", f"model.encoder={__name__}:Divides"], "ZeroDivisionError"),
+])  # fmt: skip
+def test_an_error_of_the_learner_itself_ends_the_run(words, said, tmp_path, capfd):
+    """No new process takes its place, as where all learners wait for each other."""
+    words = [*words, "env=CartPole-v1", "resources.num_learners=2", "logger=[]", "env_steps=20000", "checkpoint.every=null"]
+    assert _dispatch(["train", *words, f"run_dir={tmp_path / 'run'}"]) == 1
+    out, errors = capfd.readouterr()
+    assert re.search(rf"worker-\d failed: .*{said}", errors) and "takes its place" not in out
+    assert "what it had learnt" not in out
 
 
 @pytest.mark.parametrize("words, said", [
