@@ -397,7 +397,7 @@ def train(
 def learn_elsewhere(plan: Plan, cut: Cut | None, saved: Path | None, ranks: Ranks) -> None:
     """Runs one of the other learners, in its own process."""
     restored = None if saved is None else Checkpoints(saved.parent, keep=1).load(saved.name, parts=("algorithm",))
-    build(plan, ranks, cut).learn(FollowingLearner(ranks, restored, saved, plan.restarts()))
+    build(plan, ranks, cut).learn(FollowingLearner(ranks, restored, saved, plan.told_restarts()))
 
 
 def preflight(plan: Plan, machine: Machine) -> list[Callback]:

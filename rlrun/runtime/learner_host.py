@@ -44,7 +44,7 @@ class LearnerHost(RunHost):
                 ranks = ProcessRanks(rank, world, store, told["timeout_sec"], apart=True)
             share = plan.needs.cut_share
             cut = StoreCut(store, world, share) if share < 1 else None
-            job = FollowingLearner(ranks, None, restarts=self.restarts, replaced=self.restarts.news)
+            job = FollowingLearner(ranks, None, restarts=self.restarts)
             build(plan, ranks, cut).learn(job)
         except Disconnected:
             pass  # another learner is gone, which the first one has noticed too; it says who
