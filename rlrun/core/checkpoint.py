@@ -245,6 +245,9 @@ class Checkpoints:
                 stacklevel=2,
             )
             return None
+        except BaseException:  # a process that holds rows is lost, or Ctrl-C was pressed twice
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
         self.failures = 0
         self._rotated()
         return final
@@ -272,6 +275,9 @@ class Checkpoints:
             shutil.rmtree(temporary, ignore_errors=True)
             warnings.warn(f"the best checkpoint, {there}, could not be named: {error}", Notice, stacklevel=2)
             return None
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
         self._rotated()
         return there
 

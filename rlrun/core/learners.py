@@ -14,7 +14,7 @@ from rlrun.core.algorithm import Algorithm, Update
 from rlrun.core.checkpoint import ROWS, as_bytes, from_bytes, load_part
 from rlrun.core.errors import RunFailed
 from rlrun.core.ranks import Ranks
-from rlrun.core.restarts import Restarts
+from rlrun.core.restarts import ToldRestarts
 from rlrun.core.schedule import Clock
 from rlrun.core.timing import Timers
 
@@ -45,7 +45,7 @@ class _Report(NamedTuple):
     episodes: list[tuple[int, float, int, dict[str, float]]]  # environment, return, length, info
     agent_steps: int
     failures: list[tuple[str, bool, bool]]  # as in core/env.py: Failure
-    replaced: Sequence[tuple[str, int]] = ()  # as in Restarts.process_failed(), of learners on other machines
+    replaced: Sequence[tuple[str, int]] = ()  # as in Restarts.process_failed()
 
 
 def exchange(
@@ -162,14 +162,12 @@ class FollowingLearner:
         ranks: Ranks,
         restored: tuple[dict[str, dict], dict] | None,
         saved: Path | None = None,
-        restarts: Restarts | None = None,
-        replaced: list[tuple[str, int]] | None = None,
+        restarts: ToldRestarts | None = None,
     ):
-        """`saved` is the directory of the checkpoint that was restored. restarts: as in Run, for this learner's own
-        samplers. replaced: where this learner notes the processes that it replaces, for rank 0 to tell the user;
-        None: it tells the user itself."""
-        self.restarts = restarts or Restarts(0, 1.0)
-        self.ranks, self.restored, self.saved, self.replaced = ranks, restored, saved, replaced
+        """`saved` is the directory of the checkpoint that was restored. restarts: the budget for this learner's own
+        samplers, whose replacements rank 0 counts too; None: none is replaced."""
+        self.restarts = restarts or ToldRestarts(0, 1.0)
+        self.ranks, self.restored, self.saved = ranks, restored, saved
         self.kept: dict[str, Kept] = {}
         self.timers = Timers()
         self.breaks: list[Callable[[int], None]] = []
@@ -199,7 +197,7 @@ class FollowingLearner:
             load_kept(name, thing, self.saved, self.ranks.rank)
 
     def collected(self, headers: Sequence[FragmentHeader]) -> int:
-        return sum(report.env_steps for report in exchange(headers, self.clock, self.ranks, self.replaced))
+        return sum(report.env_steps for report in exchange(headers, self.clock, self.ranks, self.restarts.news))
 
     def rescuing(self) -> AbstractContextManager[None]:
         """Does nothing: rank 0 saves."""

@@ -168,3 +168,16 @@ class Restarts:
         """Restores the counts of a checkpoint. What was counted after it in the same command stays counted."""
         now = self.state()
         self.envs, self.processes, self.lost_env_steps = (max(*pair) for pair in zip(now, state, strict=True))
+
+
+class ToldRestarts(Restarts):
+    """The budget of a process or machine beside the run's first process, which has a budget for all: it is told what
+    this one counts, and tells the user."""
+
+    def __init__(self, limit: int, window_sec: float):
+        super().__init__(limit, window_sec, tell=lambda text: None)
+        self.news: list[tuple[str, int]] = []  # (sentence, lost env steps) of replaced processes, until it is told
+
+    def process_failed(self, sentence: str, lost_env_steps: int = 0) -> None:
+        super().process_failed(sentence, lost_env_steps)
+        self.news.append((sentence, lost_env_steps))

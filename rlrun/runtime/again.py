@@ -29,7 +29,10 @@ class Again:
 
         error: what has ended the session. env_steps: those that it had taken. Raises RunFailed where the budget of the
         run is spent, or where the same process is lost again and again."""
-        if not isinstance(error, ProcessLost) or self.restarts.limit == 0 or not checkpoints.names():
+        if not isinstance(error, ProcessLost) or self.restarts.limit == 0:
+            return None
+        checkpoints.tidy()  # processes that are gone now may have written to a save that was given up
+        if not checkpoints.names():
             return None
         if self.signals.stop is not None:
             return None

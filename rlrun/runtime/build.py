@@ -400,7 +400,7 @@ def learn_elsewhere(plan: Plan, cut: Cut | None, saved: Path | None, ranks: Rank
     """Runs one of the other learners, in its own process."""
     restored = None if saved is None else Checkpoints(saved.parent, keep=1).load(saved.name, parts=("algorithm",))
     with watching(plan):
-        build(plan, ranks, cut).learn(FollowingLearner(ranks, restored, saved, plan.restarts()))
+        build(plan, ranks, cut).learn(FollowingLearner(ranks, restored, saved, plan.told_restarts()))
 
 
 def watching(plan: Plan) -> contextlib.AbstractContextManager[None]:

@@ -20,7 +20,7 @@ from rlrun.cluster.packing import Form, pack
 from rlrun.cluster.population import report_to_json
 from rlrun.cluster.weights import Letter, SentWeights
 from rlrun.core.errors import EnvError, RunFailed, UserError
-from rlrun.core.restarts import Restarts
+from rlrun.core.restarts import ToldRestarts
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.slots import Fragment
 from rlrun.machine.machine import free_shared
@@ -36,18 +36,6 @@ LOOK_SEC = 0.2  # seconds between two looks at samplers that are silent
 ANSWER_SEC = 2.0  # a call answers after this time, even without a fragment
 
 
-class HostRestarts(Restarts):
-    """The budget of one machine. What it counts is told to the run's own process, which has a budget for all."""
-
-    def __init__(self, limit: int, window_sec: float):
-        super().__init__(limit, window_sec, tell=lambda text: None)
-        self.news: list[tuple[str, int]] = []
-
-    def process_failed(self, sentence: str, lost_env_steps: int = 0) -> None:
-        super().process_failed(sentence, lost_env_steps)
-        self.news.append((sentence, lost_env_steps))
-
-
 class RunHost:
     """What hosts have in common. Every method answers with packed bytes; an error is one of the facts."""
 
@@ -57,7 +45,7 @@ class RunHost:
         torch.set_num_threads(1)
         self.told = json.loads(brief)
         self.form = Form({}, 1, False)
-        self.restarts = HostRestarts(0, 1.0)
+        self.restarts = ToldRestarts(0, 1.0)
         self.weights = SentWeights()
 
     def start(self) -> np.ndarray:
@@ -71,7 +59,7 @@ class RunHost:
         for name, value in told["same"].items():
             if here[name] != value:
                 raise UserError(f"its {name} is {here[name]}, and the learner's is {value}")
-        self.restarts = HostRestarts(made.restarts().limit, made.restarts().window_sec)
+        self.restarts = made.told_restarts()
         if elsewhere(made):  # parts of one machine were checked together before the run began
             check_host(made, self.workers(made), free_shared())
         self.make(build(made))

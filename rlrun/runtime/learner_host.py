@@ -44,7 +44,7 @@ class LearnerHost(RunHost):
                 ranks = ProcessRanks(rank, world, store, told["timeout_sec"], apart=True)
             share = plan.needs.cut_share
             cut = StoreCut(store, world, share) if share < 1 else None
-            job = FollowingLearner(ranks, None, restarts=self.restarts, replaced=self.restarts.news)
+            job = FollowingLearner(ranks, None, restarts=self.restarts)
             with watching(plan):
                 build(plan, ranks, cut).learn(job)
         except Disconnected:

@@ -22,7 +22,7 @@ from rlrun.core.conditions import SAMPLERS
 from rlrun.core.errors import UserError
 from rlrun.core.policy import Policy
 from rlrun.core.pulse import Limits
-from rlrun.core.restarts import Restarts
+from rlrun.core.restarts import Restarts, ToldRestarts
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import EnvSpec
 from rlrun.core.watchdog import watched
@@ -136,6 +136,11 @@ class Plan:
         """Returns a new budget for failures that this run survives. An exact run survives none."""
         cfg = self.config.run.resources
         return Restarts(0 if self.resources.exact else cfg.restarts, cfg.restart_window_sec)
+
+    def told_restarts(self) -> ToldRestarts:
+        """Returns the same budget for what a process or machine beside the run's first process replaces itself."""
+        made = self.restarts()
+        return ToldRestarts(made.limit, made.window_sec)
 
     def limits(self) -> Limits:
         """Returns how long environments may take."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rlrun.core.checkpoint import Checkpoints
-from rlrun.core.errors import Notice, UserError
+from rlrun.core.errors import Notice, ProcessLost, UserError
 
 
 @pytest.fixture
@@ -125,6 +125,24 @@ def test_rows_whose_removal_was_cut_off_harm_nothing(tmp_path):
         checkpoints.load(parts=("replay",))
     assert checkpoints.tidy() == [f"{path.name}/replay-0.bin"]
     assert checkpoints.load(parts=("replay",))[1] == {"env_steps": 10}
+
+
+@pytest.mark.parametrize("error", [ProcessLost("replay-0 was killed by SIGKILL"), KeyboardInterrupt()])
+def test_a_save_that_is_given_up_leaves_no_rows(saved, error, monkeypatch):
+    """Rows take gigabytes, and nothing would remove them as long as the run goes on."""
+    checkpoints, path = saved
+
+    def rows(folder):
+        (folder / "replay-0.bin").write_bytes(b"rows")
+        raise error
+
+    with pytest.raises(type(error)):
+        checkpoints.save(20, {"policy": {"weight": torch.ones(3)}}, {"env_steps": 20}, best=False, rows=rows)
+    assert checkpoints.unfinished() == [] and checkpoints.load()[1] == {"env_steps": 10}
+    monkeypatch.setattr(checkpoints, "_put", lambda temporary, final: rows(temporary))
+    with pytest.raises(type(error)):
+        checkpoints.save_earlier(10, {}, {"env_steps": 10, "updates": None})
+    assert checkpoints.unfinished() == [] and [one.name for one in path.parent.iterdir()] == [path.name]
 
 
 def test_a_run_goes_on_where_old_checkpoints_cannot_be_removed(tmp_path, monkeypatch):

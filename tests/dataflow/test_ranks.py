@@ -5,6 +5,7 @@ They never wait for a dead learner.
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.learners import OVER, SAVE, FollowingLearner, check_equal, save_rows
 from rlrun.core.moments import moments_of
 from rlrun.core.ranks import Ranks
+from rlrun.core.restarts import Restarts
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.cut import Cut
 from rlrun.dataflow.ranks import company
@@ -233,6 +235,24 @@ def test_a_killed_learner_ends_the_run(tmp_path, monkeypatch):
     with pytest.raises(RunFailed, match="learner-1 was killed by SIGKILL"):
         run_wired(counting(typed, "serial", *words), tmp_path)
     assert time.monotonic() - killed[0] < 20
+
+
+def test_replaced_samplers_of_all_learners_are_counted_in_one_budget(tmp_path):
+    """Each dies in the 153rd step of an environment, and so does what takes its place."""
+    words = ["resources.num_learners=2", "++env.kwargs.fail_at=153", "++env.kwargs.fault=kill", "env_steps=1500", "log_every_sec=0.05"]
+    wiring, told = counting(typed, "local", *words), []
+    train = wiring.train
+
+    def with_a_budget(job):
+        job.restarts = Restarts(20, 600.0, told.append)
+        train(job)
+
+    wiring.train = with_a_budget
+    algorithm, job, rows = run_wired(wiring, tmp_path)
+    found = [re.fullmatch(r"(sampler-\d) was killed by SIGKILL.* (\d+) env steps .* are lost \((\d) of 20 .*", text) for text in told]
+    assert {one[1] for one in found} == {"sampler-0", "sampler-1"} and [int(one[3]) for one in found] == list(range(1, len(found) + 1))
+    assert rows[-1]["restarts/processes"] == len(found) and rows[-1]["restarts/lost_env_steps"] == sum(int(one[2]) for one in found)
+    assert algorithm.updates == job.clock.updates and rows[-1]["env_steps"] == job.clock.env_steps
 
 
 def test_a_broken_environment_of_another_learner_ends_the_run(tmp_path):

@@ -137,6 +137,7 @@ def test_a_learner_that_is_lost_before_the_run_begins_again_takes_no_count_back(
     before = json.loads((path / "summary.json").read_text())
 
     def lost(*_):
+        (path / "checkpoints" / ".000000000900.tmp").mkdir()  # as another learner leaves it that still wrote its rows
         raise ProcessLost("learner-1 was killed by SIGKILL")
 
     monkeypatch.setattr("rlrun.runtime.session.train", lost)
@@ -145,6 +146,7 @@ def test_a_learner_that_is_lost_before_the_run_begins_again_takes_no_count_back(
     assert _dispatch(["resume", str(path), "env_steps=1600"]) == 1
     said = capfd.readouterr().out
     assert said.count(f"the run begins again at {before['env_steps']} env steps (") == 2
+    assert not checkpoints_of(path).unfinished()
     after = json.loads((path / "summary.json").read_text())
     assert after["status"] == "FAILED" and "3 times in a row" in after["reason"]
     assert [after[name] for name in counts] == [before[name] for name in counts]
@@ -152,6 +154,9 @@ def test_a_learner_that_is_lost_before_the_run_begins_again_takes_no_count_back(
 
 class Saved:
     """Checkpoints that are there, at 100 env steps."""
+
+    def tidy(self):
+        return []
 
     def names(self):
         return ["000000000100"]
