@@ -29,7 +29,8 @@ class Policy(nn.Module):
     """Chooses actions. Its observation filter (running mean and deviation) consists of buffers, so that it is
     published, saved and exported with the policy."""
 
-    # Buffers that are no weights. A run that begins with the weights of another one (init=) keeps its own.
+    # Buffers and modules that are not the weights with which it acts now. A run that begins with the weights of another
+    # one (init=) keeps its own.
     own_state: ClassVar[tuple[str, ...]] = ()
 
     def weights_taken(self) -> None:

@@ -208,9 +208,13 @@ class AgentsEnv:
             number = self._number(agent, env)
             info = infos.get(agent)
             mask = info.get(MASK) if isinstance(info, Mapping) else None
-            write_agent(
-                self.rows, first + number, self.own[number], seen, agent not in waiting, mask, agent in game.present
-            )
+            try:
+                write_agent(
+                    self.rows, first + number, self.own[number], seen, agent not in waiting, mask, agent in game.present
+                )
+            except Exception as error:  # whatever its shape and type lead to
+                what = f"returned an observation that does not fit for the agent {agent!r}"
+                raise self._failed(env, what, error) from error
             if self.cfg.agent_id:
                 write_id(self.rows, first + number, number, len(self.names))
 
@@ -228,6 +232,14 @@ class AgentsEnv:
     def _error(self, env: int, what: str) -> EnvError:
         return EnvError(self.name, self.numbers[env : env + 1], self.env_seeds[env], what)
 
+    def _failed(self, env: int, what: str, error: Exception) -> EnvError:
+        """What the user's own code raised, or what followed from what it returned, with the name of the environment."""
+        if isinstance(error, EnvError):
+            return error
+        failed = self._error(env, " ".join(f"{what}: {told(error, __file__)}".split()))
+        failed.__cause__ = error
+        return failed
+
     # -- VectorEnv -----------------------------------------------------------------------------------------------------
 
     def reset(self, generation: int) -> Rows:
@@ -241,13 +253,16 @@ class AgentsEnv:
         return self.rows
 
     def _reset(self, env: int, seed: int | None) -> None:
-        game, many = self.games[env], len(self.names)
         try:
             with doing(RESET):
-                obs, infos = game.reset(seed)
+                obs, infos = self.games[env].reset(seed)
+            self._begin(env, obs, infos)
         except Exception as error:  # the user's own
-            self._anew(env, self._error(env, f"failed in reset: {told(error, __file__)}"), error)
-            return
+            self._anew(env, self._failed(env, "failed in reset", error))
+
+    def _begin(self, env: int, obs: dict[str, Any], infos: Mapping[str, Any]) -> None:
+        """Writes what an episode of one environment begins with."""
+        game, many = self.games[env], len(self.names)
         columns = slice(env * many, (env + 1) * many)
         self._blank(columns)
         self.there[columns] = False
@@ -258,12 +273,9 @@ class AgentsEnv:
         self._write(game, env, obs, infos)
         self.ended[env], self.taken[env] = False, 0
 
-    def _anew(self, env: int, failed: EnvError, error: Exception) -> None:
+    def _anew(self, env: int, failed: EnvError) -> None:
         """Replaces an environment that has failed, and resets it. Raises `failed` where it must not be replaced."""
-        try:
-            self.remade.note(env, failed)
-        except EnvError:
-            raise failed from error
+        self.remade.note(env, failed)
         with contextlib.suppress(Exception):  # it is broken
             self.games[env].close()
         try:
@@ -296,15 +308,18 @@ class AgentsEnv:
             actions = {self.names[number]: self._action(taken, action, env * many + number) for number in before}
             if game.turns:
                 actions = {agent: actions[agent] for agent in game.deciding}
+            self.taken[env] += 1
             try:
                 outcome = game.step(actions)
+                self._record(env, game, outcome, there, reward, terminated, truncated, is_first, info)
             except Exception as error:  # the user's own
-                what = f"failed in step {self.taken[env] + 1} on the actions {actions}: {told(error, __file__)}"
-                self._anew(env, self._error(env, " ".join(what.split())), error)
-                valid[columns], decided[columns], is_first[columns] = False, False, True
-                continue
-            self.taken[env] += 1
-            self._record(env, game, outcome, there, reward, terminated, truncated, is_first, info)
+                what = f"failed in step {self.taken[env]} on the actions {actions}"
+                self._anew(env, self._failed(env, what, error))
+                for values in (reward, terminated, truncated, valid, decided):
+                    values[columns] = 0
+                for values in info.values():
+                    values[columns] = np.nan
+                is_first[columns] = True
         self._check(action)
         self._check_rewards(reward)
         failed = self.remade.told(self.remade.take(over))

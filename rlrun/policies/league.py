@@ -33,6 +33,7 @@ class LeaguePolicy(Policy):
     to play all others until it ends or the snapshot is dropped. Outside of training (place is None), main plays all
     agents."""
 
+    own_state = ("snapshots", "present", "chance")
     present: Tensor
     chance: Tensor
 
@@ -45,6 +46,12 @@ class LeaguePolicy(Policy):
         # The number of the snapshot in each slot, and the probability with which an episode is against it.
         self.register_buffer("present", torch.full((slots,), SELF))
         self.register_buffer("chance", torch.zeros(slots))
+
+    def weights_taken(self) -> None:
+        """The snapshots of a run that has not begun are those of the weights with which it begins."""
+        for number in self.present.tolist():
+            if number != SELF:
+                self.take_snapshot(number)
 
     def recordable(self, what: Pass) -> bool:
         return what == "learning" and self.main.recordable(what)

@@ -44,9 +44,10 @@ def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
 
     If the other run has the same algorithm, or a variant of it that has all that this one has (as cql has all of sac),
     all weights are taken, otherwise only the policy's. Counters, optimisers, schedules and adaptive coefficients begin
-    anew, and so do the ranked returns of alphazero and the policies that maml and mbmpo adapted. The temperature of sac
-    and its kin does so where algo.initial_alpha is another than in the other run. path: a checkpoint, or a run
-    directory, of which the last checkpoint is taken."""
+    anew, and so do the ranked returns of alphazero, the policies that maml and mbmpo adapted, and the snapshots of
+    self_play, of which the first is of the weights that are taken. The temperature of sac and its kin does so where
+    algo.initial_alpha is another than in the other run. path: a checkpoint, or a run directory, of which the last
+    checkpoint is taken."""
     run_dir, checkpoint = _found(path, f"init={path} is neither a run directory nor one of its checkpoints")
     tensors, _ = checkpoints_of(run_dir).load(checkpoint, parts=("policy", "algorithm"))
     if signed(run_dir / "config.yaml"):  # a run of this user's own may name modules of the user's own
@@ -64,7 +65,8 @@ def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
     }
     modules = algorithm.named_modules(remove_duplicate=False)
     policies = [(prefix, module) for prefix, module in modules if isinstance(module, Policy)]
-    own |= {f"{prefix}.{key}".lstrip(".") for prefix, module in policies for key in module.own_state}
+    kept = [f"{prefix}.{name}".lstrip(".") for prefix, module in policies for name in module.own_state]
+    own |= {key for key in anew.keys() | saved.keys() for name in kept if f"{key}.".startswith(f"{name}.")}
     temperatures = {value for key, value in flattened(other).items() if key.split(".")[-1] == "initial_alpha"}
     own |= {
         f"{prefix}.log_alpha".lstrip(".")
@@ -83,9 +85,9 @@ def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
                 | {key: anew[key] for key in own & anew.keys()}
             )
         else:
-            kept = {key: value for key, value in algorithm.policy.state_dict().items() if f"policy.{key}" in own}
-            given = {key: value for key, value in tensors["policy"].items() if f"policy.{key}" not in own}
-            algorithm.policy.load_state_dict(given | kept)
+            theirs = {key: value for key, value in tensors["policy"].items() if f"policy.{key}" not in own}
+            ours = {key: value for key, value in algorithm.policy.state_dict().items() if f"policy.{key}" in own}
+            algorithm.policy.load_state_dict(theirs | ours)
             for part in [m for m in algorithm.modules() if isinstance(m, Algorithm)]:
                 part.renew_targets()
     except RuntimeError as error:

@@ -17,6 +17,7 @@ from rlrun.envs.registry import Factory
 from rlrun.policies import players
 from rlrun.policies.exploration import Chosen, Exploration
 from rlrun.policies.league import SELF
+from rlrun.runtime.given_weights import begin_with
 from rlrun.runtime.opponents import matches, opponents
 from rlrun.samplers.evaluator import Evaluator
 from rlrun.samplers.serial import SerialSampler as Sampler
@@ -280,6 +281,23 @@ def test_a_resumed_run_draws_the_same_games(tmp_path, memory):
         actions = trained.act(obs)
         assert set(actions) == {"player_0", "player_1"}
         obs = env.step(actions)[0]
+
+
+@pytest.mark.parametrize("window", [10, 3])
+def test_a_run_that_begins_with_another_ones_weights_has_snapshots_of_its_own(window, typed, tmp_path):
+    """The first is of the weights that it begins with, and numbers, chances and ratings begin anew."""
+    league = tmp_path / "league"
+    words = ["algo.snapshot_every=100", "algo.window=10"]
+    assert _dispatch(["train", *GAME, *PPO_WORDS, *words, "env_steps=640", f"run_dir={league}"]) == 0
+    main = rlrun.load(league).policy.main.state_dict()
+    made = Wired(typed(*GAME, *PPO_WORDS, *words[:1], f"algo.window={window}")).algorithm()
+    begin_with(made, league, "self_play")
+    policy, nothing = made.policy, [SELF] * window
+    for own in (policy.main, policy.snapshots[0]):
+        assert all(torch.equal(value, main[key]) for key, value in own.state_dict().items())
+    assert policy.present.tolist() == [0, *nothing] and policy.chance.tolist() == [1.0, *[0.0] * window]
+    made._snapshot(100)
+    assert policy.present.tolist() == [0, 1, *nothing[1:]] and policy.chance.tolist()[:3] == [0.5, 0.5, 0.0]
 
 
 @pytest.mark.parametrize("words, said", [

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -553,28 +554,52 @@ def test_a_trained_run_acts_for_every_agent_and_is_exported(tmp_path):
     assert _dispatch(["export", str(path), "--formats", "pt2"]) == 0
 
 
-def test_a_game_that_raises_is_made_anew():
+@pytest.mark.parametrize(
+    "fault, said",
+    [
+        ("raises", "failed in step 2 on the actions .*told to fail"),
+        ("shape", r"does not fit for the agent 'b': ValueError: an observation of shape \(4,\)"),
+        ("unknown", "'z', which is not one of its possible_agents"),
+        ("nothing", "failed in step 2 on the actions .*NoneType"),
+    ],
+)
+def test_a_game_that_fails_is_made_anew(fault, said):
     """The rows of all its agents are dead in the failed step, a new episode follows, and the other game goes on."""
     cfg = type_config(compose("algo=ppo", "env=zoo:CountingAgents")).env
     spec = registry.make_spec(cfg)
     env = registry.Factory(cfg=cfg, spec=spec, seeds=Seeds(3), stream="env", learning=True, restarts=True)(0, 2)
 
     def fail(actions):
-        raise RuntimeError("told to fail")
+        if fault == "raises":
+            raise RuntimeError("told to fail")
+        outcome = type(env.games[0]).step(env.games[0], actions)
+        if fault == "shape":
+            outcome.obs["b"] = np.zeros(4, np.float32)
+        if fault == "unknown":
+            outcome.info["z"] = {"clock": 0.0}
+        return outcome if fault != "nothing" else outcome._replace(obs=None)
 
     steps = []
     for t, (_, _, step) in enumerate(walk(env, 6)):
         steps.append((step.valid.copy(), step.is_first.copy(), dict(step.failed), step.obs["observation"].copy()))
+        if t == 1:
+            assert not (step.reward[:3].any() or step.terminated[:3].any() or step.truncated[:3].any())
+            assert np.isnan(step.info["clock"][:3]).all() and not np.isnan(step.info["clock"][3:]).all()
         if t == 0:
             env.games[0].step = fail
     valid, first, failed, obs = steps[1]
     assert not valid[:3].any() and first[:3].all() and valid[3:].sum() == 2 and not first[3:].all(), "agents come and go"
-    assert "failed in step 2 on the actions" in failed[0].sentence and "told to fail" in failed[0].sentence
+    assert re.search(rf"env 0 \(seed \d+\) .*{said}", failed[0].sentence)
     assert failed[0].broken_off and list(failed) == [0]
     assert obs[:3, 2].tolist() == [0, 0, 0] and steps[2][0][:3].any() and set(steps[2][3][:3, 2]) <= {0, 1}
     assert all(not one[2] for number, one in enumerate(steps) if number != 1)
+    begin = env.games[1].reset
+    env.games[1].reset = lambda seed: ({"a": np.zeros(4, np.float32)}, begin(seed)[1])
     env.reset(1)
-    env.games[1].step = fail
+    step = env.step(random_actions(env.spec, env.rows, env.count, np.random.default_rng(0)))
+    assert step.valid[[0, 1, 3, 4]].all() and "does not fit for the agent 'a'" in step.failed[1].sentence
+    env.reset(2)
+    env.games[1].step = lambda actions: env.games[1].nothing
     env.remade.allowed = False
-    with pytest.raises(EnvError, match=r"env 1 .*told to fail"):
+    with pytest.raises(EnvError, match=r"env 1 .*no attribute 'nothing'"):
         env.step(random_actions(env.spec, env.rows, env.count, np.random.default_rng(0)))
