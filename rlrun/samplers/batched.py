@@ -227,9 +227,11 @@ class BatchedSampler(ProcessSampler):
         with self.change:
             self.closing = True
             self.change.notify_all()
-        if self.thread is not None:
-            self.thread.join(10)
-        super().close()
+        try:
+            if self.thread is not None:
+                self.thread.join(10)
+        finally:  # a Ctrl-C may come while it waits
+            super().close()
 
     # -- the inference thread ----------------------------------------------------------------------------------------
 
