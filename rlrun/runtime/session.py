@@ -431,4 +431,4 @@ def _evaluators(plan: Plan, restarts: Restarts) -> EvaluationCrew | None:
     cfg = plan.config.run.eval
     if not plan.evaluates or cfg.workers == 0 or plan.resources.exact:
         return None
-    return EvaluationCrew(plan.evaluation(), plan.config.runner.queue_timeout_sec, restarts)
+    return EvaluationCrew(plan.evaluation(), plan.limits(), restarts)
