@@ -94,7 +94,7 @@ def env_process(pipe: Connection, job: EnvJob) -> None:
             columns.step(views[slot], t)
             pulse.stepped()
         if t == last:
-            pulse.handed()
+            pulse.handed(last + 1)  # the other group may be in the middle of a fragment
         pulse.beat(WAITING)
         pipe.send(
             (
