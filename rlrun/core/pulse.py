@@ -75,9 +75,10 @@ class Pulse:
         """Keeps how long the process has been doing what it does, if that is the longest so far."""
         self.row[longest] = max(int(self.row[longest]), int(self.silent_sec() * 1e9))
 
-    def handed(self) -> None:
-        """Says that all rows so far have been handed over, and that the process waits for more to do."""
-        self.row[HANDED] = self.row[ROWS]
+    def handed(self, rows: int | None = None) -> None:
+        """Says that so many rows have been handed over, or all so far (None), and that the process waits for more to
+        do."""
+        self.row[HANDED] = self.row[ROWS] if rows is None else self.row[HANDED] + rows
         self.beat(WAITING)
 
     @property

@@ -358,20 +358,24 @@ class Workers:
             raise ProcessLost(f"{worker.name} {how_it_ended(worker.process)}") from None
 
     def stop(self, grace_sec: float = 5.0) -> None:
-        """Ends every process, first by closing its pipe and after grace_sec by SIGKILL. Returns when all have ended."""
+        """Ends every process, first by closing its pipe and after grace_sec by SIGKILL. Returns when all have ended.
+
+        An impatient Ctrl-C ends the grace: processes that live on would keep this one from ever exiting."""
         self.selector.close()
         for worker in self.members:
             worker.pipe.close()
         deadline = awake() + grace_sec
-        for worker in self.members:
-            worker.process.join(max(0.0, deadline - awake()))
-        for worker in self.members:
-            if worker.process.is_alive():
-                worker.process.kill()
-        for worker in self.members:
-            worker.process.join()
-            worker.process.close()
-        self.members, self.by_handle, self.selector = [], {}, selectors.DefaultSelector()
+        try:
+            for worker in self.members:
+                worker.process.join(max(0.0, deadline - awake()))
+        finally:
+            for worker in self.members:
+                if worker.process.is_alive():
+                    worker.process.kill()
+            for worker in self.members:
+                worker.process.join()
+                worker.process.close()
+            self.members, self.by_handle, self.selector = [], {}, selectors.DefaultSelector()
 
 
 def no_word(names: Sequence[str], seconds: float) -> str:

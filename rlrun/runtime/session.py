@@ -432,4 +432,4 @@ def _evaluators(plan: Plan, restarts: Restarts) -> EvaluationCrew | None:
     """Returns the processes that evaluate, which start with the first evaluation; None where there are none."""
     if not evaluators(plan):
         return None
-    return EvaluationCrew(plan.evaluation(), plan.config.runner.queue_timeout_sec, restarts)
+    return EvaluationCrew(plan.evaluation(), plan.limits(), restarts)

@@ -94,7 +94,7 @@ def env_process(pipe: Connection, job: EnvJob) -> None:
             columns.step(views[slot], t)
             pulse.stepped()
         if t == last:
-            pulse.handed()
+            pulse.handed(last + 1)  # the other group may be in the middle of a fragment
         pulse.beat(WAITING)
         pipe.send(
             (
@@ -227,9 +227,11 @@ class BatchedSampler(ProcessSampler):
         with self.change:
             self.closing = True
             self.change.notify_all()
-        if self.thread is not None:
-            self.thread.join(10)
-        super().close()
+        try:
+            if self.thread is not None:
+                self.thread.join(10)
+        finally:  # a Ctrl-C may come while it waits
+            super().close()
 
     # -- the inference thread ----------------------------------------------------------------------------------------
 

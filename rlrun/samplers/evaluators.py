@@ -2,8 +2,10 @@
 
 trainer                                 eval-i
 begin(policy)     --- weights, pipe --> plays its part of the games
-                  <-- "playing" ------  every PLAYING_SEC, so that a game may be long and a hanging one is noticed
+                  <-- "playing" ------  every PLAYING_SEC, so that it notices in a long game that the trainer has ended
 result()          <-- Evaluated ------
+
+Each process writes its pulse (core/pulse.py), from which the trainer sees that an environment hangs.
 """
 
 from __future__ import annotations
@@ -15,17 +17,17 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from rlrun.core.awake import awake
 from rlrun.core.env import EnvFactory
 from rlrun.core.errors import RunFailed
 from rlrun.core.evaluation import Evaluated, Games, make_evaluation, own_numbers
 from rlrun.core.policy import Policy
+from rlrun.core.pulse import POLICY, WAITING, Limits, Pulses, watch
 from rlrun.core.restarts import PROCESS_REPEATS, Repeated, Restarts
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.dataflow.stores import WeightStore
 from rlrun.dataflow.weights import WeightBus
-from rlrun.dataflow.workers import Worker, Workers, at_end, start_sec
+from rlrun.dataflow.workers import Worker, Workers, at_end
 from rlrun.samplers.evaluator import TOGETHER, Evaluator, together
 
 PLAYING, PLAYING_SEC = "playing", 1.0
@@ -92,10 +94,12 @@ class Evaluating:
             evaluator.close()
 
 
-def evaluation_process(pipe: Connection, plan: EvaluationPlan, number: int, bus: WeightStore) -> None:
+def evaluation_process(pipe: Connection, plan: EvaluationPlan, number: int, bus: WeightStore, pulses: Pulses) -> None:
     """Receives numbers of evaluations and answers each with the number and Evaluated, until the pipe closes."""
     policy, evaluate, seen = plan.make_policy(), Evaluating(plan, number), 0
     at_end(evaluate.close)
+    pulse = pulses.of(number)
+    watch(pulse)
     told = time.monotonic()
 
     def stop() -> bool:
@@ -107,7 +111,9 @@ def evaluation_process(pipe: Connection, plan: EvaluationPlan, number: int, bus:
         return False
 
     while True:
+        pulse.beat(WAITING)
         round_ = pipe.recv()
+        pulse.beat(POLICY)
         newer = bus.read(policy, seen)
         assert newer is not None, "begin() publishes weights"
         seen, clock, _ = newer
@@ -117,17 +123,19 @@ def evaluation_process(pipe: Connection, plan: EvaluationPlan, number: int, bus:
 class EvaluationCrew:
     """The processes that evaluate, as the trainer sees them (core.evaluation.Evaluators)."""
 
-    def __init__(self, plan: EvaluationPlan, timeout_sec: float, restarts: Restarts | None = None):
-        """timeout_sec: a process that plays and is silent for so long is lost. restarts: the budget of the run, within
-        which lost processes are replaced; None: none is."""
-        self.plan, self.timeout_sec = plan, max(timeout_sec, start_sec())
+    def __init__(self, plan: EvaluationPlan, limits: Limits, restarts: Restarts | None = None):
+        """limits: a process whose environment takes longer is lost. What else an evaluation does may take as long as it
+        likes. restarts: the budget of the run, within which lost processes are replaced; None: none is."""
+        self.plan, self.limits = plan, limits
         self.restarts = restarts or Restarts(0, 1.0)
         self.workers = Workers()
         self.bus: WeightBus | None = None
         self.round = 0
         self.names = [f"eval-{number}" for number in range(plan.workers)]
         self.parts: dict[str, Evaluated] = {}
-        self.heard: dict[str, float] = {}
+        self.pulses = Pulses(plan.workers)
+        for number in range(plan.workers):
+            self.pulses.begin(number)
         self.repeated = {name: Repeated(PROCESS_REPEATS) for name in self.names}
         self.replaced_in: dict[str, int] = {}  # the evaluation in which a process was replaced last
 
@@ -138,7 +146,6 @@ class EvaluationCrew:
                 self._start(name)
         self.bus.publish(policy, clock)
         self.parts, self.round = {}, round_
-        self.heard = {name: awake() for name in self.names}
         for worker in list(self.workers.members):
             try:
                 self.workers.send(worker, round_)
@@ -146,27 +153,27 @@ class EvaluationCrew:
                 self._replace(worker, str(error))
 
     def _start(self, name: str) -> Worker:
-        return self.workers.start(name, evaluation_process, (self.plan, self.names.index(name), self.bus))
+        number = self.names.index(name)
+        self.pulses.begin(number)
+        return self.workers.start(name, evaluation_process, (self.plan, number, self.bus, self.pulses))
 
-    def _replace(self, worker: Worker, reason: str) -> None:
+    def _replace(self, worker: Worker, reason: str, kind: str | None = None) -> None:
         """Lets a new process play the part of one that is lost, from its first game. Raises RunFailed if the budget of
-        the run does not allow it."""
+        the run does not allow it. kind: what two losses of the same cause have in common; None: the reason."""
         name = worker.name
         same = self.replaced_in.get(name) == self.round
-        if self.repeated[name](reason, 0 if same else None):
+        if self.repeated[name](kind or reason, 0 if same else None):
             raise RunFailed(reason)
         self.restarts.process_failed(reason)
         self.replaced_in[name] = self.round
         self.workers.bury(worker)
         new = self._start(name)
-        self.heard[name] = awake()
         if name not in self.parts:
             self.workers.send(new, self.round)
 
     def result(self, timeout_sec: float = 0.0) -> Evaluated | None:
         messages, dead = self.workers.receive_from_survivors(timeout_sec)
         for worker, message in messages:
-            self.heard[worker.name] = awake()
             if message != PLAYING and message[0] == self.round:
                 self.parts[worker.name] = message[1]
         for worker, reason in dead:
@@ -175,13 +182,10 @@ class EvaluationCrew:
             parts = [self.parts[name] for name in self.names]
             return Evaluated([ret for part in parts for ret in part.returns], parts[0].numbers)
         for worker in list(self.workers.members):
-            if worker.name not in self.parts and self._late(self.heard[worker.name]):
-                silent = f"no word from {worker.name} for {self.timeout_sec:.0f} s: an environment may hang"
-                self._replace(worker, silent)
+            hang = self.pulses.of(self.names.index(worker.name)).hang(self.limits)
+            if hang is not None:
+                self._replace(worker, f"{worker.name} {hang}", "it hangs")
         return None
-
-    def _late(self, heard: float) -> bool:
-        return awake() - heard > self.timeout_sec
 
     def close(self) -> None:
         self.workers.stop()

@@ -44,6 +44,12 @@ def never_ready(pipe):
     time.sleep(60)
 
 
+def deaf(pipe):
+    """Does not hear that its pipe is closed."""
+    pipe.send(READY)
+    time.sleep(60)
+
+
 def set_variable(name):
     os.environ[name] = "known"
 
@@ -60,6 +66,26 @@ def test_a_process_that_does_not_start_is_named():
     with pytest.raises(RunFailed, match=r"^sampler-0 did not start within 0\.3 s \(nor did 1 other\).*start_timeout_sec"):
         Workers().start_all(never_ready, {"sampler-0": (), "sampler-1": ()})
     assert time.monotonic() - began < 30
+
+
+def test_processes_that_are_ended_in_haste_do_not_live_on():
+    """Whoever presses Ctrl-C while they are given time to end wants to wait no longer."""
+
+    def ctrl_c(number, frame):
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, ctrl_c)
+    workers = Workers()
+    try:
+        pids = [worker.process.pid for worker in workers.start_all(deaf, {"one": (), "two": ()})]
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            workers.stop(grace_sec=30.0)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - began < 10 and not any(map(psutil.pid_exists, pids)) and not workers.members
+    workers.stop()
 
 
 def test_new_processes_call_what_is_carried():

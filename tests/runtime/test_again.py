@@ -44,6 +44,25 @@ def kill_once(name, path):
     return thread
 
 
+class HangsThere(gymnasium.Wrapper):
+    """Hangs once, in a process of this name, which makes a file of this path."""
+
+    def __init__(self, env, process, step, path):
+        super().__init__(env)
+        self.process, self.step_number, self.path, self.steps = process, step, path, 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == self.step_number and multiprocessing.current_process().name == self.process and _first(self.path):
+            time.sleep(3600)
+        return self.env.step(action)
+
+
+def hangs(process, step, path):
+    """The option of such an environment."""
+    return f"env.wrappers=[{{name: {__name__}:HangsThere, process: {process}, step: {step}, path: {path / 'hung'}}}]"
+
+
 def rows_of(path):
     return [json.loads(line) for line in (path / "progress.jsonl").read_text().splitlines()]
 
@@ -70,35 +89,26 @@ def test_a_run_begins_again_from_its_checkpoint(tmp_path, capfd, name, words):
     assert rows[-1]["restarts/processes"] == 1 and rows[-1]["restarts/lost_env_steps"] >= 0
 
 
-def test_a_process_that_evaluates_is_replaced(tmp_path, capfd):
+@pytest.mark.parametrize("fault, said", [
+    ("kill", "eval-0 was killed by SIGKILL.*"),
+    ("hang", r"eval-0 hangs: it has been in step\(\) for [\d.]+ s, and env.step_timeout_sec allows 1.0"),
+])  # fmt: skip
+def test_a_process_that_evaluates_is_replaced(tmp_path, capfd, fault, said):
     """The new one plays the same games, because their seeds belong to the evaluation."""
     words = [*PPO, "resources.inference=serial", "eval.every=2000", "eval.workers=1", "eval.episodes=4", "eval.parallel=false", "env_steps=4000"]
-    thread = kill_once("eval-0", tmp_path / "a")
+    words += [hangs("eval-0", 5, tmp_path), "env.step_timeout_sec=1"] if fault == "hang" else []
+    threads = [kill_once("eval-0", tmp_path / "a")] if fault == "kill" else []
     assert _dispatch(["train", *words, "checkpoint.every=800", f"run_dir={tmp_path / 'a'}"]) == 0
-    thread.join()
-    assert re.search(r"eval-0 was killed by SIGKILL.*; a new process takes its place \(1 of 20", capfd.readouterr().out)
+    for thread in threads:
+        thread.join()
+    assert re.search(rf"{said}; a new process takes its place \(1 of 20", capfd.readouterr().out)
     assert _dispatch(["train", *words, "checkpoint.every=800", f"run_dir={tmp_path / 'b'}"]) == 0
     one, other = ([row["eval/return_mean"] for row in rows_of(tmp_path / name) if "eval/return_mean" in row] for name in "ab")
     assert one == other and len(one) == 2
 
 
-class HangsElsewhere(gymnasium.Wrapper):
-    """Hangs once, in the other learner's process, which makes a file of this path."""
-
-    def __init__(self, env, path):
-        super().__init__(env)
-        self.path, self.steps = path, 0
-
-    def step(self, action):
-        self.steps += 1
-        if self.steps == 100 and multiprocessing.current_process().name == "learner-1" and _first(self.path):
-            time.sleep(3600)
-        return self.env.step(action)
-
-
 def hanging(path):
-    wrapper = f"env.wrappers=[{{name: {__name__}:HangsElsewhere, path: {path / 'hung'}}}]"
-    return [*PPO, wrapper, "resources.num_learners=2", "resources.inference=serial", f"run_dir={path / 'run'}"]
+    return [*PPO, hangs("learner-1", 100, path), "resources.num_learners=2", "resources.inference=serial", f"run_dir={path / 'run'}"]
 
 
 def test_an_environment_that_hangs_in_another_learner_is_interrupted_there(tmp_path, capfd):

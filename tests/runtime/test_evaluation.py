@@ -12,11 +12,12 @@ from conftest import compose
 
 from rlrun.cli import _dispatch
 from rlrun.config.run import type_config
+from rlrun.core import pulse
 from rlrun.core.duties import improves
 from rlrun.core.errors import EnvError, RunFailed, UserError
 from rlrun.core.evaluation import Evaluated
 from rlrun.core.pulse import Limits
-from rlrun.core.restarts import Restarts
+from rlrun.core.restarts import PROCESS_REPEATS, Restarts
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.core.watchdog import watched
@@ -157,7 +158,7 @@ def test_env_steps_count_every_game_that_has_begun(typed):
 def test_a_process_that_has_played_its_part_is_replaced_without_playing_it_again(monkeypatch):
     """Otherwise its second answer would count as its part of the next evaluation, and so on for ever."""
     zero, one = (types.SimpleNamespace(name=f"eval-{number}") for number in range(2))
-    crew = EvaluationCrew(types.SimpleNamespace(workers=2), 5.0, Restarts(5, 60.0, tell=lambda said: None))
+    crew = EvaluationCrew(types.SimpleNamespace(workers=2), Limits(), Restarts(5, 60.0, tell=lambda said: None))
     sent, arriving = [], []
     crew.workers = types.SimpleNamespace(
         members=[zero, one],
@@ -175,6 +176,28 @@ def test_a_process_that_has_played_its_part_is_replaced_without_playing_it_again
     arriving += [([(zero, (3, Evaluated([9.0])))], []), ([(zero, (4, Evaluated([3.0]))), (one, (4, Evaluated([4.0])))], [])]
     assert crew.result() is None, "an answer to an earlier evaluation is none"
     assert crew.result().returns == [3.0, 4.0]
+
+
+def test_an_evaluation_may_be_silent_for_long_but_no_step_may(monkeypatch):
+    """As where the user's own evaluation computes something without an environment for an hour."""
+    worker, told = types.SimpleNamespace(name="eval-0"), []
+    crew = EvaluationCrew(types.SimpleNamespace(workers=1), Limits(step_sec=60.0), Restarts(9, 60.0, tell=told.append))
+    crew.workers = types.SimpleNamespace(
+        members=[worker], bury=lambda one: None, send=lambda *facts: None, receive_from_survivors=lambda timeout: ([], [])
+    )
+    crew._start, crew.bus = lambda name: worker, types.SimpleNamespace(publish=lambda policy, clock: None)
+    crew.begin(None, Clock(), 0)
+    silent = [3600.0]
+    monkeypatch.setattr(pulse, "awake_since", lambda moment: silent[0])
+    crew.pulses.of(0).beat(pulse.POLICY)
+    assert crew.result() is None and not told
+    crew.pulses.of(0).beat(pulse.STEP)
+    for _ in range(PROCESS_REPEATS):
+        assert crew.result() is None
+        silent[0] += 0.1
+    assert len(told) == PROCESS_REPEATS and "eval-0 hangs: it has been in step() for 3600.0 s" in told[0]
+    with pytest.raises(RunFailed, match=r"for 3600\.2 s, and env\.step_timeout_sec allows 60"):
+        crew.result()
 
 
 def test_an_evaluation_in_the_runs_own_process_survives_one_failure_within_the_budget(monkeypatch):

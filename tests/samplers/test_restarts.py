@@ -13,8 +13,11 @@ from wired import Wired
 from zoo import CountingAgents
 
 from rlrun.core.errors import EnvError, RunFailed
+from rlrun.core.pulse import Pulses, watch
 from rlrun.core.restarts import PROCESS_REPEATS, Repeated, Restarts
 from rlrun.core.schedule import Clock
+from rlrun.dataflow.slots import Slots
+from rlrun.samplers.batched import BEGIN, EnvJob, env_process
 
 KINDS = ("serial", "local", "batched")
 
@@ -143,6 +146,35 @@ def test_a_sampler_that_dies_or_hangs_is_replaced(typed, kind, fault, tmp_path):
     second = again[max(number for number, row in enumerate(again) if row[0] == 0)]
     assert second[2], "new episodes"
     assert second[1][2] != again[0][1][2], "other seeds"
+
+
+class Script:
+    """In place of a pipe: says what is listed and then ends."""
+
+    def __init__(self, said):
+        self.said = iter(said)
+
+    def recv(self):
+        return next(self.said)
+
+    def send(self, message):
+        pass
+
+
+def test_rows_of_a_fragment_that_is_not_finished_are_lost_though_another_group_hands_one_over(typed):
+    plan = counting(typed, "batched").sampler_plan(0)
+    slots = Slots(plan.layout, 2)
+    slots.memory.zero_()  # all actions are 0
+    last, pulses = plan.layout["reward"].shape[0] - 1, Pulses(1)
+    begun, whole = [(1, 1, BEGIN), (1, 1, 0), (1, 1, 1)], [(0, 0, t) for t in range(BEGIN, last + 1)]
+    try:
+        for script, rows in ((whole, 0), (begun, 2), ([*begun, *whole], 2), ([*begun, *whole, *whole], 2)):
+            pulses.begin(0)
+            with pytest.raises(StopIteration):
+                env_process(Script(script), EnvJob(0, plan, slots, (pulses, 0)))
+            assert pulses.of(0).unfinished == rows
+    finally:
+        watch(None)
 
 
 @pytest.mark.parametrize("kind", ["local", "batched"])
