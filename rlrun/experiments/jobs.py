@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -222,7 +223,7 @@ class Pool:
         return self.signal is not None
 
     def run(self, supply: Supply) -> list[Outcome]:
-        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = self._listen()
         try:
             while True:
                 for one in list(self.running):
@@ -245,6 +246,13 @@ class Pool:
                 signal.signal(number, handler)
             self.view.close(self.outcomes)
         return self.outcomes
+
+    def _listen(self) -> dict[int, Any]:
+        """Answers Ctrl-C and SIGTERM from now on, and returns what has answered them before. In other threads than the
+        main one Python allows no answers, and the program's own stay."""
+        if threading.current_thread() is not threading.main_thread():
+            return {}
+        return {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def _end(self) -> None:
         """Asks the running jobs to save and to end, and kills those that take longer than GRACE_SEC. The supply is not

@@ -83,6 +83,14 @@ def test_a_job_that_fails_does_not_stop_the_others(tmp_path):
     assert "it broke" in (tmp_path / "logs" / "b.log").read_text()
 
 
+def test_a_pool_works_in_any_thread_of_a_program(tmp_path):
+    made, before = [], signal.getsignal(signal.SIGINT)
+    thread = threading.Thread(target=lambda: made.extend(pool().run(Fixed([job(tmp_path, "a")]))))
+    thread.start()
+    thread.join(60)
+    assert [outcome.status for outcome in made] == ["COMPLETED"] and signal.getsignal(signal.SIGINT) == before
+
+
 def test_no_more_run_at_a_time_than_there_are_places(tmp_path):
     began = time.monotonic()
     pool(2).run(Fixed([job(tmp_path, str(number), sleep=0.5) for number in range(4)]))
