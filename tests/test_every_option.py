@@ -144,6 +144,8 @@ SET = {
     "items": "candidates",
     "lagrangian": True,
     "beta": 0.5,
+    ".loss_scales.rew": 1.0,
+    ".loss_scales.repval": 0.3,
 }
 IMAGE = ["env=tests/Pixels-v0"]
 # What off-policy actors with memory need.
@@ -160,6 +162,7 @@ HOLDS = {
     kinds.OWN_ENCODERS: ["model.encoder=test_every_option:Wide"], kinds.ACTION_PARTS: ["env=rlrun/EverySpace-v0"],
     kinds.SAMPLERS: [], kinds.SEVERAL_ENVS: ["algo.num_envs=3"], kinds.ACTION_EMBEDDINGS: ["env=ParametricActionsCartPole-v0"], kinds.ACTIVATED: ["model.hidden=[8]"],
     kinds.NORMALIZED: ["model.hidden=[8]"], kinds.DRAWN: ["algo.actor.hidden=[4]"],
+    kinds.NUMBERS: ["env=CartPole-v1"], kinds.FILTERED: ["env=CartPole-v1"], kinds.SLOW_VALUES: ["algo.slow_reg=1"], kinds.REWARDING_LAYERS: [],
     kinds.SLATES: ["env=tests/Displays-v0", "algo.items=candidates", "algo.initial_pulls=0"],
     kinds.EXPERIENCE: [],  # the words of tests/small/ have runners that gather it
 }  # fmt: skip

@@ -61,7 +61,7 @@ class Config(ActingConfig):
     imag_length: Annotated[int, Range(2)]
     discount: Annotated[float, Share]
     lambda_: Annotated[float, Share]
-    free_nats: Annotated[float, NotNegative]
+    free_nats: Annotated[float, NotNegative, OnlyWith("kl_coef")]
     kl_coef: Annotated[float, NotNegative]
     continuation: bool
     continue_coef: Annotated[float, NotNegative, OnlyWith("continuation")]

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
-from rlrun.core.conditions import EXPERIENCE, PACED, OnlyFor
+from rlrun.core.conditions import EXPERIENCE, PACED, SLOW_VALUES, OnlyFor, OnlyWith
 from rlrun.core.open_loop import OpenLoop
 from rlrun.core.optimizer import OptimizerConfig
 from rlrun.core.ranges import Count, NotNegative, Positive, PositiveShare, Range, Share
@@ -100,10 +100,10 @@ class Config(ActingConfig):
     return_norm: ReturnNormalization
     slow_reg: Annotated[float, NotNegative]
     slow_target: bool
-    slow_rate: Annotated[float, PositiveShare]
-    slow_every: Annotated[int, Count]
-    reward_grad: bool
-    repval_grad: bool
+    slow_rate: Annotated[float, PositiveShare, OnlyFor(SLOW_VALUES)]
+    slow_every: Annotated[int, Count, OnlyFor(SLOW_VALUES)]
+    reward_grad: Annotated[bool, OnlyWith(".loss_scales.rew")]
+    repval_grad: Annotated[bool, OnlyWith(".loss_scales.repval")]
     lr: Annotated[Schedule, NotNegative]
     optimizer: OptimizerConfig
 

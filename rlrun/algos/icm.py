@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from rlrun.algos.mbmpo import IMAGINES, MBMPO
 from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update
 from rlrun.core.batch import Batch
+from rlrun.core.conditions import REWARDING_LAYERS, OnlyFor
 from rlrun.core.metrics import Means
 from rlrun.core.moments import Moments
 from rlrun.core.optimizer import OptimizerConfig
@@ -63,7 +64,7 @@ class Config:
     feature_hidden: tuple[Annotated[int, Count], ...]
     inverse_hidden: tuple[Annotated[int, Count], ...]
     forward_hidden: tuple[Annotated[int, Count], ...]
-    activation: Literal["tanh", "relu", "elu", "silu"]
+    activation: Annotated[Literal["tanh", "relu", "elu", "silu"], OnlyFor(REWARDING_LAYERS)]
     lr: Annotated[Schedule, NotNegative]
     optimizer: OptimizerConfig
     max_grad_norm: Annotated[float, NotNegative]

@@ -37,6 +37,7 @@ from torch import Tensor
 from rlrun.algos.mbmpo import IMAGINES, MBMPO
 from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update
 from rlrun.core.batch import Batch
+from rlrun.core.conditions import REWARDING_LAYERS, OnlyFor
 from rlrun.core.moments import Moments
 from rlrun.core.policy import Policy
 from rlrun.core.ranges import Count, NotNegative
@@ -57,7 +58,7 @@ class Config:
     k_nearest: Annotated[int, Count]
     embedding_size: Annotated[int, Count]
     encoder_hidden: tuple[Annotated[int, Count], ...]
-    activation: Literal["tanh", "relu", "elu", "silu"]
+    activation: Annotated[Literal["tanh", "relu", "elu", "silu"], OnlyFor(REWARDING_LAYERS)]
 
     def __post_init__(self):
         check_inner(self.name, self.inner)

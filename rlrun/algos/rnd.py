@@ -42,6 +42,7 @@ from torch import Tensor, nn
 from rlrun.algos.mbmpo import IMAGINES, MBMPO
 from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update
 from rlrun.core.batch import Batch
+from rlrun.core.conditions import FILTERED, REWARDING_LAYERS, OnlyFor
 from rlrun.core.metrics import Means
 from rlrun.core.moments import Moments, RunningMoments
 from rlrun.core.optimizer import OptimizerConfig
@@ -70,11 +71,11 @@ class Config:
     inner: Any  # Inner
     intrinsic_coef: Annotated[Schedule, NotNegative]
     intrinsic_discount: Annotated[float, ShareBelowOne]
-    observation_clip: Annotated[float, Positive]
+    observation_clip: Annotated[float, Positive, OnlyFor(FILTERED)]
     feature_size: Annotated[int, Count]
     feature_hidden: tuple[Annotated[int, Count], ...]
     predictor_hidden: tuple[Annotated[int, Count], ...]
-    activation: Literal["tanh", "relu", "elu", "silu"]
+    activation: Annotated[Literal["tanh", "relu", "elu", "silu"], OnlyFor(REWARDING_LAYERS)]
     update_share: Annotated[float, PositiveShare]
     lr: Annotated[Schedule, NotNegative]
     optimizer: OptimizerConfig

@@ -18,8 +18,8 @@ from rlrun.core.schedule import Schedule
 class OnlyWith:
     """An option is used only with certain values of another one.
 
-    option: its name in the same group, its name in the group around it (..explore), or its whole path
-    (model.memory.kind). wanted: its values, or Ranges of numbers.
+    option: its name in the same group, its name in the group around it (..explore), its path in a group inside the same
+    one (.loss_scales.rew), or its whole path (model.memory.kind). wanted: its values, or Ranges of numbers.
     Without any, all values but null, false and 0 are meant."""
 
     def __init__(self, option: str, *wanted: Any):
@@ -35,6 +35,8 @@ class OnlyWith:
         """The path of the other option for an option in this group."""
         if self.option.startswith(".."):
             return f"{group.rpartition('.')[0]}.{self.option[2:]}"
+        if self.option.startswith("."):
+            return f"{group}{self.option}"
         return self.option if "." in self.option else f"{group}.{self.option}"
 
     def told(self, group: str) -> str:
@@ -66,6 +68,8 @@ CONTINUOUS = "environments with continuous actions"
 CHOICES = "environments whose actions are choices"
 IMAGES = "environments that show images"
 VECTORS = "environments that show something other than images"
+NUMBERS = "environments that show numbers other than those of images"
+FILTERED = "environments that show numbers or images, and not choices alone"
 IMAGE_ENCODERS = "environments that show images, and algorithms without a world model"
 SINGLE_IMAGES = "observations that are one image, read by convolutions, without memory and model.hidden"
 CONVOLUTIONS = "encoders with convolutions"
@@ -87,6 +91,8 @@ FIRST_PRIORITIES = (
 EACH_AGENT = "algorithms that learn each agent by itself (not qmix, vdn, iql or maddpg)"
 SEVERAL_AGENTS = "environments with several agents"
 LEARNT_VALUES = "algorithms that learn values (not algo.use_critic=false or algo.baseline=false)"
+SLOW_VALUES = "runs that read the slow value (algo.slow_reg above 0, or algo.slow_target=true)"
+REWARDING_LAYERS = "networks with hidden layers (algo.*_hidden), and observations that are one image"
 EXPERIENCE = "runs that gather experience (not runner=offline)"
 REPLAYS = "runs that keep a replay (not runner=on_policy or offline)"
 SLATES = "environments that take slates (MultiDiscrete actions)"

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rlrun.core.conditions import CONTINUOUS, IMAGES, VECTORS, OnlyFor
+from rlrun.core.conditions import CONTINUOUS, IMAGES, NUMBERS, VECTORS, OnlyFor
 from rlrun.core.ranges import Count, NotNegative, Positive, Range, Share
 from rlrun.models.encoders import one_hot
 from rlrun.models.world_core import Core, Follow, Posterior, Weights, activated, grown
@@ -92,7 +92,7 @@ class WorldModelConfig(OwnNetworks):
     min_std: Annotated[float, Positive, OnlyFor(CONTINUOUS)]
     max_std: Annotated[float, Positive, OnlyFor(CONTINUOUS)]
     policy_outscale: Annotated[float, NotNegative]
-    symlog: Annotated[bool, OnlyFor(VECTORS)]
+    symlog: Annotated[bool, OnlyFor(NUMBERS)]
 
     def __post_init__(self):
         if self.widths.deter % self.blocks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 from torch import nn
@@ -108,6 +109,13 @@ def _learnt_values(plan: Plan) -> bool:
     return all(getattr(_core(plan), name, True) for name in ("use_critic", "baseline"))
 
 
+def _rewarding_layers(plan: Plan) -> bool:
+    """Whether the networks of an algorithm that adds rewards of its own have activations."""
+    algo = plan.config.algo
+    hidden = [getattr(algo, one.name) for one in fields(algo) if one.name.endswith("_hidden")]
+    return any(hidden) or (isinstance(plan.spec.observation, Box) and plan.spec.image)
+
+
 def _rows_travel(plan: Plan) -> bool:
     """Whether rows come from other machines: with several learners they stay, and evolution sends returns only."""
     return not plan.resources.learner_nodes and plan.needs.population is None
@@ -120,6 +128,8 @@ KINDS: dict[str, Callable[[Plan], bool]] = {
     ),
     conditions.IMAGES: lambda plan: plan.spec.image,
     conditions.VECTORS: lambda plan: bool(entries_of(plan.spec).vectors),
+    conditions.NUMBERS: lambda plan: any(isinstance(part.space, Box) for part in entries_of(plan.spec).vectors),
+    conditions.FILTERED: lambda plan: any(isinstance(part, Box) for _, part in leaves(plan.spec.observation)),
     conditions.IMAGE_ENCODERS: lambda plan: plan.spec.image and not plan.config.algorithm.has_world_model,
     conditions.SINGLE_IMAGES: _single_images,
     conditions.CONVOLUTIONS: lambda plan: is_convolutional(plan.spec, plan.config.run.model),
@@ -138,6 +148,8 @@ KINDS: dict[str, Callable[[Plan], bool]] = {
     conditions.AHEAD: lambda plan: _rows_travel(plan) and not plan.config.runner.synchronous,
     conditions.REWARDS: _rewards,
     conditions.LEARNT_VALUES: _learnt_values,
+    conditions.SLOW_VALUES: lambda plan: _core(plan).slow_reg > 0 or _core(plan).slow_target,
+    conditions.REWARDING_LAYERS: _rewarding_layers,
     conditions.SLATES: lambda plan: isinstance(plan.spec.action, MultiDiscrete),
     conditions.EACH_AGENT: lambda plan: not plan.spec.joint,
     conditions.SEVERAL_AGENTS: lambda plan: plan.spec.agents is not None,

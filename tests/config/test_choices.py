@@ -1,6 +1,7 @@
 """Options that exist only with a choice of their group: Hydra refuses them elsewhere, and old runs that have them load."""
 
 import json
+import re
 
 import pytest
 import yaml
@@ -73,6 +74,34 @@ def test_an_option_that_a_run_does_not_use_is_refused(words, said, tmp_path, mon
     with pytest.raises(UserError, match=said):
         _dispatch(["train", *RUN, *words])
     assert list(tmp_path.iterdir()) == []
+
+
+DREAMERV3 = ["algo=dreamerv3", "env=CartPole-v1"]
+RND = ["algo=rnd", "env=FrozenLake-v1"]
+
+
+@pytest.mark.parametrize(
+    "words, given, used, said",
+    [
+        (["algo=dreamerv3"], "model.symlog=false", ["env=CartPole-v1", "env=FrozenLake-v1"], "for environments that show numbers"),
+        (DREAMERV3, "algo.repval_grad=false", ["", "algo.loss_scales.repval=0"], r"only where algo.loss_scales.repval is set \(.*\), and algo.loss_scales.repval is 0"),
+        (DREAMERV3, "algo.reward_grad=false", ["", "algo.loss_scales.rew=0"], "only where algo.loss_scales.rew is set"),
+        (DREAMERV3, "algo.slow_rate=0.5", ["", "algo.slow_reg=0"], "for runs that read the slow value"),
+        ([*DREAMERV3, "algo.slow_reg=0"], "algo.slow_every=7", ["algo.slow_target=true", "algo.slow_target=false"], "for runs that read the slow value"),
+        (["algo=dreamer", "env=CartPole-v1"], "algo.free_nats=1", ["", "algo.kl_coef=0"], "only where algo.kl_coef is set"),
+        (["algo=rnd"], "algo.observation_clip=1", ["env=CartPole-v1", "env=FrozenLake-v1"], "for environments that show numbers or images"),
+        (RND, "algo.activation=tanh", ["", "algo.predictor_hidden=[]"], "for networks with hidden layers"),
+        ([*RND, "algo.predictor_hidden=[]"], "algo.activation=tanh", ["algo.feature_hidden=[4]", "algo.feature_hidden=[]"], "for networks with hidden layers"),
+        (["algo=re3", "env=CartPole-v1"], "algo.activation=tanh", ["", "algo.encoder_hidden=[]"], "for networks with hidden layers"),
+        (["algo=re3", "algo.encoder_hidden=[]"], "algo.activation=tanh", ["env=Pong", "env=CartPole-v1"], "for networks with hidden layers"),
+    ],
+)  # fmt: skip
+def test_an_option_is_refused_where_another_one_or_the_environment_switches_it_off(words, given, used, said, capsys):
+    """used: a word with which a run uses the option, and another one with which it does not."""
+    plans = [["train", "--plan", *words, *filter(None, [word]), given, "logger=[]", "resources=debug"] for word in used]
+    assert _dispatch(plans[0]) == 0
+    with pytest.raises(UserError, match=f"{re.escape(given)} does nothing in this run: it is .*{said}"):
+        _dispatch(plans[1])
 
 
 def test_a_default_may_be_said_and_a_folder_of_options_counts_as_the_command(tmp_path, capsys):
