@@ -14,7 +14,7 @@ from rlrun.core.algorithm import Algorithm, Update
 from rlrun.core.checkpoint import ROWS, as_bytes, from_bytes, load_part
 from rlrun.core.errors import RunFailed
 from rlrun.core.ranks import Ranks
-from rlrun.core.restarts import ToldRestarts
+from rlrun.core.restarts import Restarts, ToldRestarts
 from rlrun.core.schedule import Clock
 from rlrun.core.timing import Timers
 
@@ -166,7 +166,8 @@ class FollowingLearner:
     ):
         """`saved` is the directory of the checkpoint that was restored. restarts: the budget for this learner's own
         samplers, whose replacements rank 0 counts too; None: none is replaced."""
-        self.restarts = restarts or ToldRestarts(0, 1.0)
+        self.told = restarts or ToldRestarts(0, 1.0)
+        self.restarts: Restarts = self.told
         self.ranks, self.restored, self.saved = ranks, restored, saved
         self.kept: dict[str, Kept] = {}
         self.timers = Timers()
@@ -197,7 +198,7 @@ class FollowingLearner:
             load_kept(name, thing, self.saved, self.ranks.rank)
 
     def collected(self, headers: Sequence[FragmentHeader]) -> int:
-        return sum(report.env_steps for report in exchange(headers, self.clock, self.ranks, self.restarts.news))
+        return sum(report.env_steps for report in exchange(headers, self.clock, self.ranks, self.told.news))
 
     def rescuing(self) -> AbstractContextManager[None]:
         """Does nothing: rank 0 saves."""
