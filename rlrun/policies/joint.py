@@ -89,12 +89,27 @@ class JointQPolicy(Policy):
         rows, columns = is_first.shape
         seen = Batch(observation=self.inputs(obs.replace(is_first=is_first)))
         core = Batch({name: state[name].flatten(0, 1) for name in self.trunk.core_spec()})  # type: ignore[union-attr]
-        features, after = self.trunk(seen, is_first.repeat_interleave(self.agents, 1), core)
+        features, after = self.trunk(seen, self._begins(obs, is_first).flatten(1), core)
         q = self.head(features).squeeze(-1).view(rows, columns, self.agents, self.actions)
         if "action_mask" in obs:
             legal = obs["action_mask"].bool().view(q.shape)  # type: ignore[union-attr]
             q = q.masked_fill(~legal & legal.any(-1, keepdim=True), torch.finfo(q.dtype).min)
-        return q, after.map(lambda x: x.unflatten(0, (columns, self.agents)))
+        alive = obs["alive"][-1].bool()  # [B, N]
+        after = after.map(lambda x: x.unflatten(0, (columns, self.agents)))
+        return q, after.map(lambda x: x.masked_fill(~alive.view(*alive.shape, *[1] * (x.ndim - 2)), 0))
+
+    def _begins(self, obs: Batch, is_first: Tensor) -> Tensor:
+        """Tells whose memory begins anew at which rows [T, B, N]: that of all agents in an episode's first row, and
+        that of an agent which is there and was not in the row before. Before row 0, forward() has emptied it."""
+        alive = obs["alive"].bool()
+        joins = torch.cat([torch.zeros_like(alive[:1]), alive[1:] & ~alive[:-1]])  # type: ignore[operator]
+        return is_first.unsqueeze(-1) | joins
+
+    @staticmethod
+    def _chosen(action: Tensor, obs: Batch) -> Tensor:
+        """The agents' actions [B, N], which are number 0 for those that are not there, as if it were their only legal
+        one. One that joins later is told this as its last action."""
+        return action.masked_fill(~obs["alive"].bool(), 0)  # type: ignore[operator]
 
     def act(
         self,
@@ -113,7 +128,7 @@ class JointQPolicy(Policy):
             draws = draws.masked_fill(~obs["action_mask"].bool().view(q.shape), -1.0)  # type: ignore[union-attr]
         epsilon = self._epsilon(mode, state, clock)
         explores = torch.rand(q.shape[:2], generator=rng, device=q.device) < epsilon
-        action = torch.where(explores, draws.argmax(-1), q.argmax(-1))
+        action = self._chosen(torch.where(explores, draws.argmax(-1), q.argmax(-1)), obs)
         alive = obs["alive"].bool()
         each = {
             "q_taken": q.gather(-1, action.unsqueeze(-1)).squeeze(-1).masked_fill(~alive, 0.0),  # type: ignore[arg-type]
@@ -127,7 +142,7 @@ class JointQPolicy(Policy):
 
     def greedy(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor | Batch, Batch]:
         q, after = self(obs.map(lambda x: x.unsqueeze(0)), is_first.unsqueeze(0), state)
-        return q[0].argmax(-1), after
+        return self._chosen(q[0].argmax(-1), obs), after
 
     def log_prob(self, batch: Batch, mode: Mode, clock: Clock) -> Tensor:
         """The log-probabilities [T, B] of the choices of all agents that are there."""

@@ -301,6 +301,26 @@ def test_memory_is_unrolled_as_it_acted(typed):
     assert torch.allclose(alone[0, 0], q[2, 1], atol=1e-6)
 
 
+def test_an_agent_that_joins_later_begins_anew(typed):
+    """Its memory is empty and its last action is number 0, whatever went on while it was not there."""
+    wiring, algorithm = made(typed, "qmix")
+    policy, rows = algorithm.policy, batch(wiring, 5, 3)
+    rows.obs["alive"][:3, 0, 1] = 0
+    q, state, going = algorithm.unroll(policy, rows), rows.core[0], torch.zeros(6, 1, dtype=torch.bool)
+    for t in range(6):
+        one, state = policy(rows.obs[t : t + 1], rows.is_first[t : t + 1], state)
+        there = rows.obs["alive"][t].bool()
+        assert torch.allclose(one[0][there], q[t][there], atol=1e-6), "as it acted"
+    since = policy(rows.obs.map(lambda x: x[3:, :1]), going[3:], policy.initial_state(1))[0]
+    assert torch.allclose(since[:, 0, 1], q[3:, 0, 1], atol=1e-6)
+    before = policy(rows.obs.map(lambda x: x[:, :1]), going, rows.core[0][:1])[0]
+    assert torch.allclose(before[:, 0, 0], q[:, 0, 0], atol=1e-6), "the memory of an agent that was there goes on"
+    away = rows.obs[0].map(lambda x: x[:1].repeat_interleave(50, 0))
+    first, none, rng = torch.ones(50, dtype=torch.bool), policy.initial_state(50), torch.Generator().manual_seed(0)
+    for told in (policy.act(away, first, none, Clock(), "explore", rng).action, policy.greedy(away, first, none)[0]):
+        assert not told[:, 1].any()
+
+
 def test_actions_outside_a_mask_are_never_chosen(typed):
     wiring = Wired(typed(*plain("qmix"), "env=zoo:TupleEnv", "resources=debug", "logger=[]", *SINGLE))
     policy, rng = wiring.policy_factory(acting=True)(), torch.Generator().manual_seed(0)
