@@ -475,9 +475,11 @@ class Run:
 
     def _save_rows(self, folder: Path) -> None:
         self.stops.saving = True
-        self.ranks.first(SAVE)
-        save_rows(self.kept, self.ranks, folder)
-        self.stops.saving = False
+        try:
+            self.ranks.first(SAVE)
+            save_rows(self.kept, self.ranks, folder)
+        finally:
+            self.stops.saving = False
 
     def _log(self) -> None:
         self.algorithm.check()
