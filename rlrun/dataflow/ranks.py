@@ -27,7 +27,7 @@ from torch import Tensor
 from rlrun.core.awake import awake
 from rlrun.core.errors import ProcessLost
 from rlrun.core.ranks import Ranks
-from rlrun.dataflow.board import FLAGS, ORDERED, ROOM, Board
+from rlrun.dataflow.blackboard import FLAGS, ORDERED, ROOM, Blackboard
 from rlrun.dataflow.meeting import Disconnected, break_off, connections, through, together
 from rlrun.dataflow.workers import READY, Workers, start_sec
 
@@ -63,7 +63,7 @@ class ProcessRanks(Ranks):
         together(dist.init_process_group, backend, None, patience, world, rank, store)
         self.store = store
         self.look = look
-        self.board: Board | None = None
+        self.board: Blackboard | None = None
         self.connections: set[int] = set()  # with learners on other machines
         self.waiting = False  # whether an exchange has begun and not ended
         # Memory that all learners share, one tensor for each size and dtype of large tensors.
@@ -73,7 +73,7 @@ class ProcessRanks(Ranks):
             if ORDERED and not self.apart:
                 flags = self._shared("flags", (world, FLAGS), torch.int64)
                 slots = self._shared("slots", (2, world, ROOM), torch.uint8)
-                self.board = Board(flags, slots, rank, timeout_sec if rank == 0 else None, look)
+                self.board = Blackboard(flags, slots, rank, timeout_sec if rank == 0 else None, look)
         except BaseException:
             self.connections = connections() - before if self.apart else set()
             self.close()

@@ -1,4 +1,4 @@
-"""Board: how the learners of one machine exchange a few numbers, in memory that all of them share.
+"""Blackboard: how the learners of one machine exchange a few numbers, in memory that all of them share.
 
 Each learner writes its numbers and counts up its round, and all wait until everyone has counted as far. There is no
 lock, so a killed learner cannot block the others. A meeting takes some ten microseconds while all have a core; gloo,
@@ -26,7 +26,7 @@ FIRST_NAP_SEC, LAST_NAP_SEC, GROWTH = 2e-5, 1e-3, 1.2
 LOOK_SEC = 0.5  # seconds between two looks at whether the others are still there
 
 
-class Board:
+class Blackboard:
     """One learner's view of the memory. All learners must call its methods in the same order."""
 
     def __init__(

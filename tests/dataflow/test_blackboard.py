@@ -9,20 +9,20 @@ import pytest
 import torch
 
 from rlrun.core.errors import ProcessLost
-from rlrun.dataflow.board import FLAGS, ROOM, Board
+from rlrun.dataflow.blackboard import FLAGS, ROOM, Blackboard
 from rlrun.dataflow.meeting import Disconnected
 
 WORLD = 3
 
 
-def boards(timeout_sec=None, look=None) -> list[Board]:
+def blackboards(timeout_sec=None, look=None) -> list[Blackboard]:
     flags, slots = torch.zeros(WORLD, FLAGS, dtype=torch.int64), torch.zeros(2, WORLD, ROOM, dtype=torch.uint8)
-    return [Board(flags, slots, rank, timeout_sec, look) for rank in range(WORLD)]
+    return [Blackboard(flags, slots, rank, timeout_sec, look) for rank in range(WORLD)]
 
 
 def test_every_learner_reads_what_all_have_written():
     """Learners are late at random, and what they have read is still there when they have slept."""
-    made = boards()
+    made = blackboards()
 
     def learner(rank):
         chance = random.Random(rank)
@@ -42,7 +42,7 @@ def test_every_learner_reads_what_all_have_written():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bool])
 def test_numbers_keep_their_type_and_all_learn_where_one_has_too_many(dtype):
-    made = boards()
+    made = blackboards()
     fits = ROOM // torch.empty(0, dtype=dtype).element_size()
 
     def learner(rank):
@@ -54,7 +54,7 @@ def test_numbers_keep_their_type_and_all_learn_where_one_has_too_many(dtype):
 
 
 def test_a_learner_that_leaves_behind_a_meeting_does_not_break_it():
-    made = boards()
+    made = blackboards()
 
     def learner(rank):
         time.sleep(0.01 * rank)
@@ -66,7 +66,7 @@ def test_a_learner_that_leaves_behind_a_meeting_does_not_break_it():
 
 
 def test_nobody_waits_for_a_learner_that_is_gone():
-    made = boards()
+    made = blackboards()
     threading.Timer(0.05, made[2].close).start()
     with ThreadPoolExecutor(2) as pool:
         waiting = [pool.submit(one.meet) for one in made[:2]]
@@ -80,8 +80,8 @@ def test_a_wait_ends_with_the_reason_that_look_finds_or_when_it_has_lasted_too_l
         raise ProcessLost("learner-1 was killed by SIGKILL")
 
     with pytest.raises(ProcessLost, match="learner-1 was killed"):
-        boards(look=look)[0].meet()
+        blackboards(look=look)[0].meet()
     begun = time.monotonic()
     with pytest.raises(Disconnected, match="no answer for 1 s"):
-        boards(timeout_sec=1.0)[0].meet()
+        blackboards(timeout_sec=1.0)[0].meet()
     assert 0.9 < time.monotonic() - begun < 10
