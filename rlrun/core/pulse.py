@@ -72,8 +72,16 @@ class Pulse:
         self._record(LONGEST_RESET)
 
     def _record(self, longest: int) -> None:
-        """Keeps how long the process has been doing what it does, if that is the longest so far."""
-        self.row[longest] = max(int(self.row[longest]), int(self.silent_sec() * 1e9))
+        """Keeps how long the process has been doing what it does, if that is the longest so far. One that was longer
+        than `auto` allows has been interrupted, and is no measure of what a step may take."""
+        took = self.silent_sec()
+        if took <= self._automatic(longest):
+            self.row[longest] = max(int(self.row[longest]), int(took * 1e9))
+
+    def _automatic(self, longest: int) -> float:
+        """Returns how many seconds a step or a reset may take if the user sets no limit."""
+        least = LEAST_STEP_SEC if longest == LONGEST_STEP else LEAST_RESET_SEC
+        return max(least, TIMES_LONGEST * int(self.row[longest]) / 1e9)
 
     def handed(self, rows: int | None = None) -> None:
         """Says that so many rows have been handed over, or all so far (None), and that the process waits for more to
@@ -98,10 +106,10 @@ class Pulse:
         """Returns a phrase that says how long the process has been in step() or reset(), if that is too long."""
         activity, silent = int(self.row[ACTIVITY]), self.silent_sec()
         if activity == STEP:
-            limit = limits.step_sec or max(LEAST_STEP_SEC, TIMES_LONGEST * int(self.row[LONGEST_STEP]) / 1e9)
+            limit = limits.step_sec or self._automatic(LONGEST_STEP)
             option = "env.step_timeout_sec"
         elif activity == RESET:
-            limit = limits.reset_sec or max(LEAST_RESET_SEC, TIMES_LONGEST * int(self.row[LONGEST_RESET]) / 1e9)
+            limit = limits.reset_sec or self._automatic(LONGEST_RESET)
             option = "env.reset_timeout_sec"
         elif activity == STARTING:
             limit, option = limits.start_sec, "resources.start_timeout_sec"

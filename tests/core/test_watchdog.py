@@ -68,3 +68,15 @@ def test_what_hangs_in_another_thread_is_interrupted_between_two_lines_of_python
         assert len(stuck) == gives_up, stuck
         assert len(raised) == gives_up + 1 and raised[-1].startswith("Hang: hangs: it has been in step() for ")
     assert stuck[0].endswith("env.step_timeout_sec allows 0.2, and it cannot be interrupted")
+
+
+def test_what_was_interrupted_is_no_measure_of_what_a_step_may_take(monkeypatch):
+    one = pulse.Pulses(1).of(0)
+    for took, longest in ((3.0, 3.0), (2.0, 3.0), (61.0, 3.0), (4.0, 4.0), (79.0, 79.0)):  # 60 s, or 20 times the longest
+        monkeypatch.setattr(pulse.Pulse, "silent_sec", lambda self, took=took: took)
+        one.beat(pulse.RESET)
+        one.was_reset()
+        one.row[pulse.SINCE] -= int(took * 1e9)
+        one.stepped()
+        assert one.row[pulse.LONGEST_STEP] == longest * 1e9
+    assert one.row[pulse.LONGEST_RESET] == 79e9, "a reset may take 300 s"
