@@ -456,7 +456,7 @@ def test_a_session_that_cannot_be_made_has_failed(tmp_path, monkeypatch):
 def test_weights_that_compute_something_else_in_another_model_are_noted(tmp_path, capsys):
     train(tmp_path / "first", "env=CartPole-v1", "model.activation=relu", "env_steps=100")
     capsys.readouterr()
-    note = "note: model.activation is tanh, and relu in that run"
+    note = f"note: model.activation is tanh, and relu in {tmp_path / 'first'},"
     for activation in ("relu", "tanh"):
         train(tmp_path / activation, "env=CartPole-v1", f"model.activation={activation}", f"init={tmp_path / 'first'}", "env_steps=100")  # fmt: skip
         said = capsys.readouterr().out
