@@ -45,6 +45,9 @@ class CountingAgents:
             del obs["b"]
             self.agents.remove("b")
             return obs, reward, {"a": False}, {"a": False}, {}
+        if self.fault == "silent" and self.now == 2:  # its episode ends, and it says of nobody that it has
+            self.agents = []
+            return obs, reward, dict.fromkeys(there, False), dict.fromkeys(there, False), {}
         if self.fault == "pays":
             reward |= dict.fromkeys(set(self.possible_agents) - set(there), 1000.0)
         if self.fault == "raise" and self.now == 2:
@@ -231,7 +234,8 @@ class Masked(CountingAgents):
 
 class Choices(CountingAgents):
     """Agents that may only take action 1, as `where` says: beside the entry "observation", which is a dictionary
-    itself, or in infos."""
+    itself, in infos, or in the infos of a alone, where the others may do anything. "nested": in infos, and observations
+    are dictionaries."""
 
     def __init__(self, where="entry"):
         super().__init__()
@@ -239,26 +243,32 @@ class Choices(CountingAgents):
 
     def observation_space(self, agent):
         inside = super().observation_space(agent)
-        if self.where == "info":
+        if self.where == "nested":
+            return Dict(observation=inside)
+        if self.where != "entry":
             return inside
         return Dict(observation=Dict(x=inside, y=Box(0, 1, (1,), np.float32)), action_mask=Box(0, 1, (2,), np.int8))
 
     def _obs(self, agents):
         made = super()._obs(agents)
-        if self.where == "info":
-            return made
+        if self.where != "entry":
+            return made if self.where != "nested" else {a: {"observation": x} for a, x in made.items()}
         mask = np.array([0, 1], np.int8)
         return {a: {"observation": {"x": x, "y": np.ones(1, np.float32)}, "action_mask": mask} for a, x in made.items()}
 
     def _told(self, infos):
-        return {a: info | {"action_mask": np.array([0, 1], np.int8)} for a, info in infos.items()} if self.where == "info" else infos
+        if self.where == "entry":
+            return infos
+        mask = {"action_mask": np.array([0, 1], np.int8)}
+        return {a: info | (mask if a == "a" or self.where != "info of a" else {}) for a, info in infos.items()}
 
     def reset(self, seed=None, options=None):
         obs, infos = super().reset(seed, options)
         return obs, self._told(infos)
 
     def step(self, actions):
-        assert set(actions.values()) == {1}, "a masked action was played"
+        masked = {a: action for a, action in actions.items() if a == "a" or self.where != "info of a"}
+        assert set(masked.values()) <= {1}, "a masked action was played"
         *rest, infos = super().step(actions)
         return *rest, self._told({agent: infos.get(agent, {}) for agent in self.agents})
 

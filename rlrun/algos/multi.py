@@ -43,7 +43,9 @@ SAME = {
     "cut_share": "straggler_share",
     "replay": "fragment_length, num_envs, learning_starts, batch_size or training ratio",
 }
-SAVED = "checkpoint"  # in place of the run that a fixed policy's weights came from, where the run's own has them
+# In place of the run that a fixed policy's weights came from, where the run's own checkpoint has them. No file has this
+# name.
+SAVED = "\0the run's own checkpoint"
 HOLDERS = ("multi", "self_play", "icm", "rnd", "re3", "apex", "apex_ddpg")
 
 

@@ -134,6 +134,18 @@ def watch(pulse: Pulse | None) -> None:
     awake()  # notices from now on when the process is stopped
 
 
+def next_step() -> None:
+    """Says that a process which steps several environments one after another goes on to the next one."""
+    if not _OF_PROCESS:
+        return
+    row = _OF_PROCESS[0].row
+    if row[ACTIVITY] == STEP:
+        now = time.monotonic_ns()
+        if now - row[SINCE] > row[LONGEST_STEP]:
+            _OF_PROCESS[0]._record(LONGEST_STEP)
+        row[SINCE] = now
+
+
 @contextmanager
 def doing(activity: int, longest: bool = False) -> Iterator[None]:
     """Says that the process does this inside the block, and afterwards what it did before, from then on.

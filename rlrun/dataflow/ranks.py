@@ -83,7 +83,7 @@ class ProcessRanks(Ranks):
 
     def _exchange(self, exchange: Callable[..., Any], *args: Any) -> None:
         """Runs one of torch.distributed's exchanges. Raises Disconnected where another learner is gone."""
-        if not self.apart:
+        if self.look is None:
             together(exchange, *args)
             return
         # A machine that loses its power or its network breaks no connection, so its loss is noticed by look().
@@ -97,8 +97,7 @@ class ProcessRanks(Ranks):
             except RuntimeError as error:
                 if work.is_completed():
                     raise Disconnected(str(error)) from error
-            if self.look is not None:
-                self.look(awake() - begun)
+            self.look(awake() - begun)
 
     def _meet(self) -> None:
         """Waits until all learners are here."""

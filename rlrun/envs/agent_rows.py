@@ -52,8 +52,11 @@ def write_agent(
     if isinstance(seen, Mapping) and (MASK in own.obs or MASK in seen):
         mask = seen.get(MASK) if mask is None else mask
         seen = {key: part for key, part in seen.items() if key != MASK}
-        if list(seen) == ["observation"] and (MASK in own.obs or not has_entry(own.obs["observation"])):
-            seen = seen["observation"]
+        within = seen.get("observation")
+        if list(seen) == ["observation"] and (
+            MASK in own.obs or isinstance(within, Mapping) or not has_entry(own.obs["observation"])
+        ):
+            seen = within
     _put(rows["observation"], column, own.obs["observation"], seen)
     if MASK not in rows:
         return

@@ -18,7 +18,7 @@ import numpy as np
 
 from rlrun.core.env import Rows, Step, map_rows
 from rlrun.core.errors import EnvError, UserError, closest, told
-from rlrun.core.pulse import RESET, doing
+from rlrun.core.pulse import RESET, doing, next_step
 from rlrun.core.restarts import Remade
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Agents, Box, Discrete, EnvSpec, MultiBinary, Space, described, leaves, mask_size
@@ -91,7 +91,7 @@ class AgentsSpec(EnvSpec):
     """An EnvSpec that knows what each agent's own spaces are."""
 
     own: tuple[tuple[str, AgentSpaces], ...] = field(default=(), repr=False)
-    told_in_info: bool = False  # infos say which actions are legal
+    told_in_info: tuple[str, ...] = ()  # the agents whose infos say which of their actions are legal
     turns: bool = False  # one agent decides at a time
     agent_id: bool = False  # the last numbers of observations are the agent's number, one-hot
 
@@ -112,8 +112,10 @@ def make_spec(cfg: AgentsConfig) -> AgentsSpec:
             _, infos = game.reset(seed=0)
         except Exception as error:  # the user's own
             raise UserError(f"env={cfg.name} fails in reset: {type(error).__name__}: {error}") from None
-        told_in_info = any(isinstance(info, Mapping) and MASK in info for info in infos.values())
-        masked = told_in_info or any(MASK in s.obs for s in own.values()) or game.turns
+        told_in_info = tuple(agent for agent, info in infos.items() if isinstance(info, Mapping) and MASK in info)
+        if told_in_info and game.turns:  # of the others, when their turn comes
+            told_in_info = tuple(game.agents)
+        masked = bool(told_in_info) or any(MASK in s.obs for s in own.values()) or game.turns
         if masked or (unlike and isinstance(action, Discrete)):
             width = mask_size(action)
             if width is None and (told_in_info or any(MASK in s.obs for s in own.values())):
@@ -309,6 +311,7 @@ class AgentsEnv:
             if game.turns:
                 actions = {agent: actions[agent] for agent in game.deciding}
             self.taken[env] += 1
+            next_step()
             try:
                 outcome = game.step(actions)
                 self._record(env, game, outcome, there, reward, terminated, truncated, is_first, info)
@@ -366,7 +369,10 @@ class AgentsEnv:
         for agent, paid in outcome.reward.items():
             column = first + self._number(agent, env)
             if self.there[column]:  # an agent that did not take part is paid nothing
-                reward[column] = paid
+                try:
+                    reward[column] = paid
+                except (TypeError, ValueError) as error:
+                    raise self._failed(env, f"returned the reward {paid!r} for the agent {agent!r}", error) from error
         over = not present
         limit = self.cfg.max_episode_steps
         if limit is not None and self.taken[env] >= limit and not over:

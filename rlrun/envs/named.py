@@ -13,7 +13,7 @@ import gymnasium
 import numpy as np
 
 from rlrun.core.errors import EnvError, told
-from rlrun.core.pulse import RESET, doing
+from rlrun.core.pulse import RESET, doing, next_step
 from rlrun.core.restarts import Remade
 from rlrun.envs.misfits import Looker, useless
 
@@ -61,6 +61,7 @@ class NamedEnv(gymnasium.Wrapper):
     def step(self, action):
         self.steps += 1
         self.remade.stepped(self.slot)
+        next_step()
         try:
             outcome = self.env.step(action)
             if outcome[2] is None or outcome[3] is None:  # an array of bools would silently hold False

@@ -83,6 +83,7 @@ class LearnerParts:
         # The job's own in the first learner's process, and instances of its own in every other learner's.
         self.callbacks: Sequence[Callback] | None = None
         self.restarts = plan.restarts()  # the job's, once it learns
+        self.goes_on = False  # whether the job's checkpoint has the weights that init= and algo.fixed gave
         self.beside = HelperThread()
 
     @property
@@ -185,6 +186,8 @@ class LearnerParts:
             made.update = told_before(made.update, watching)  # type: ignore[method-assign]
         if self.ranks.apart and self.ranks.rank > 0:
             return made  # the first learner sends what it begins with; its files may not be on this machine
+        if self.goes_on:
+            return made
         if isinstance(made, Multi):
             give_weights(made)
         if self.config.run.init is not None:
@@ -352,6 +355,7 @@ class LearnerParts:
         module = importlib.import_module(f"rlrun.runners.{self.config.runner.name}")
         self.callbacks = job.callbacks if isinstance(job, Run) else None
         self.restarts = job.restarts
+        self.goes_on = getattr(job, "restored", None) is not None
         make = self.factories()
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rlrun.core.batch import Batch, Field, RowSpec, allocate, fragment_layout
-from rlrun.core.errors import UserError
+from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.policy import Act, Policy
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
@@ -135,6 +135,11 @@ def record(trained: Trained, folder: Path, wish: Wish, way: Way, seed: int, envs
     finally:
         collector.columns.env.close()
         recorder.close()
+    if wish.episodes and not recorder.writer.episodes:
+        raise RunFailed(
+            f"episodes of {spec.name} end without saying that any agent was terminated or truncated, so that none of its"
+            " trajectories is whole"
+        )
     return {
         "episodes": recorder.writer.episodes,
         "env_steps": recorder.writer.steps,

@@ -139,7 +139,8 @@ class Trained:
         rows = agent_rows(self.one if joint is None else joint.agent, len(names))
         deciding = self._deciding(obs, env)
         for agent, seen in obs.items():
-            self._check_mask(agent, seen)
+            if agent in deciding:
+                self._check_mask(agent, seen, alone=len(deciding) == 1)
             write_agent(rows, names.index(agent), self.agents[agent], seen, agent in deciding)
             if isinstance(self.one, AgentsSpec) and self.one.agent_id:
                 write_id(rows, names.index(agent), names.index(agent), len(names))
@@ -171,9 +172,10 @@ class Trained:
             raise ValueError("this policy is told the last actions of agents that take turns: act(obs, env=env)")
         return obs
 
-    def _check_mask(self, agent: str, seen: Any) -> None:
-        """Raises ValueError where an agent's legal actions are missing, since it would play illegal ones."""
-        told = isinstance(self.spec, AgentsSpec) and self.spec.told_in_info
+    def _check_mask(self, agent: str, seen: Any, alone: bool) -> None:
+        """Raises ValueError where an agent's legal actions are missing, since it would play illegal ones. alone:
+        whether no other agent may be the one that decides. Infos of a game of turns tell it of that one only."""
+        told = isinstance(self.spec, AgentsSpec) and agent in self.spec.told_in_info and (alone or not self.spec.turns)
         if (told or MASK in self.agents[agent].obs) and not (isinstance(seen, Mapping) and MASK in seen):
             where = "its info" if told else "what the environment shows"
             raise ValueError(

@@ -10,18 +10,18 @@ Each process writes its pulse (core/pulse.py), from which the trainer sees that 
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from rlrun.core.env import EnvFactory
+from rlrun.core.env import EnvFactory, VectorEnv
 from rlrun.core.errors import RunFailed
 from rlrun.core.evaluation import Evaluated, Games, make_evaluation, own_numbers
 from rlrun.core.policy import Policy
-from rlrun.core.pulse import POLICY, WAITING, Limits, Pulses, watch
+from rlrun.core.pulse import POLICY, STARTING, WAITING, Limits, Pulses, doing, watch
 from rlrun.core.restarts import PROCESS_REPEATS, Repeated, Restarts
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
@@ -68,7 +68,8 @@ class Evaluating:
         def play(episodes: int, greedy: bool = True, env_steps: int | None = None) -> list[tuple[float, int]]:
             if self.evaluator is None:
                 envs = together(self.plan.make_env.spec, TOGETHER if env_steps is not None else episodes)
-                self.evaluator = Evaluator(self.plan.make_env, envs, self.plan.seeds, self.number)
+                with self._starting():
+                    self.evaluator = Evaluator(self.plan.make_env, envs, self.plan.seeds, self.number)
             mode: Any = "greedy" if greedy else "explore"
             return self.evaluator.play(policy, episodes, mode, clock, round_, stop, env_steps)
 
@@ -81,11 +82,20 @@ class Evaluating:
             number=round_,
             episodes=self.episodes,
             greedy=self.plan.greedy,
-            make_env=functools.partial(self.plan.make_env, self.number),
+            make_env=self._make_env,
             play=play,
             stopped=stop,
         )
         return Evaluated([], own_numbers(self.own, made))
+
+    def _make_env(self, count: int) -> VectorEnv:
+        with self._starting():
+            return self.plan.make_env(self.number, count)
+
+    def _starting(self) -> AbstractContextManager[None]:
+        """A context in which environments are made. A process beside the trainer may take as long for it as it may take
+        to start."""
+        return doing(STARTING) if self.plan.workers else nullcontext()
 
     def close(self) -> None:
         """Closes the environments, if there are any yet. The next evaluation makes new ones."""

@@ -206,6 +206,11 @@ def test_fixed_policies_do_not_learn_and_may_come_from_another_run(tmp_path, typ
     assert _dispatch(["train", *CART, *words, f"run_dir={tmp_path / 'third'}"]) == 0
     assert f"note: model.activation is relu, and tanh in {first}" in capsys.readouterr().out
     first.rename(tmp_path / "moved")
+    parts = Wired(typed(*CART, *ROLLOUT, f"++algo.fixed={{agent_1: {first}}}"))
+    with pytest.raises(UserError, match="neither a run directory"):
+        parts.algorithm()
+    parts.goes_on = True  # as where a run begins again from its own checkpoint
+    parts.algorithm()
     assert _dispatch(["resume", str(tmp_path / "second"), "env_steps=128"]) == 0, "its own checkpoint has the weights"
     assert equal(rlrun.load(tmp_path / "second").policy.policy("agent_1"), old.policy("agent_1"))
 
@@ -238,6 +243,7 @@ def test_policies_may_have_unlike_algorithms(typed):
     (["algo.policies={good: 'agent_*'}", "++algo.fixed={agent_0: random}"], "fixed names the policy 'agent_0'"),
     (["++algo.fixed={agent_0: random, agent_1: random}"], "every policy is fixed"),
     (["++algo.fixed={agent_0: nowhere}"], "algo.fixed.agent_0=nowhere is neither a run directory"),
+    (["++algo.fixed={agent_0: checkpoint}"], "algo.fixed.agent_0=checkpoint is neither a run directory"),
     (["++algo.options={agent_0: {learning_rate: 0.1}}"], "algo.options.agent_0.learning_rate"),
     (["++algo.options={agent_0: {lr: fast}}"], "algo.options.agent_0.lr"),
     (["algo.policies={a: agent_0, b: agent_1}", "++algo.options={b: {batch_size: 32}}"], "algo.inner \\(ppo\\) and options.b \\(ppo\\) must have the same batch_size \\("),

@@ -70,6 +70,23 @@ def test_what_hangs_in_another_thread_is_interrupted_between_two_lines_of_python
     assert stuck[0].endswith("env.step_timeout_sec allows 0.2, and it cannot be interrupted")
 
 
+def test_every_environment_has_the_time_of_a_step():
+    """A process may step several, one after another."""
+    one = pulse.Pulses(1).of(0)
+    pulse.watch(one)
+    try:
+        with pulse.doing(pulse.STEP, longest=True):
+            for _ in range(4):
+                pulse.next_step()
+                time.sleep(0.2)
+                assert one.hang(pulse.Limits(step_sec=0.5)) is None
+        assert 0.19e9 < one.row[pulse.LONGEST_STEP] < 0.5e9 and one.row[pulse.ACTIVITY] != pulse.STEP
+        pulse.next_step()
+        assert one.row[pulse.ACTIVITY] != pulse.STEP, "outside of a step it says nothing"
+    finally:
+        pulse.watch(None)
+
+
 def test_what_was_interrupted_is_no_measure_of_what_a_step_may_take(monkeypatch):
     one = pulse.Pulses(1).of(0)
     for took, longest in ((3.0, 3.0), (2.0, 3.0), (61.0, 3.0), (4.0, 4.0), (79.0, 79.0)):  # 60 s, or 20 times the longest

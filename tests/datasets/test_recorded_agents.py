@@ -1,6 +1,9 @@
 """Recording a policy in an environment with several agents."""
 
+import pytest
+
 from rlrun.cli import _dispatch
+from rlrun.core.errors import RunFailed
 from rlrun.datasets.open import open_source
 
 SMALL = ["resources=debug", "logger=[]", "model.hidden=[8]", "algo.fragment_length=8", "algo.batch_size=16",
@@ -20,3 +23,11 @@ def test_episodes_are_counted_by_environment_and_an_agent_may_be_absent(tmp_path
     assert named == sorted(
         2 * [("a", 0, 3), ("a", 1, 3), ("b", 0, 6), ("b", 1, 6), ("c", 0, 4)]
     )
+
+
+def test_episodes_that_end_for_nobody_are_told(tmp_path):
+    run = tmp_path / "run"
+    words = ["algo=ppo", "env=zoo:CountingAgents", "+env.kwargs.fault=silent", *SMALL, "env_steps=32"]
+    assert _dispatch(["train", *words, f"run_dir={run}"]) == 0
+    with pytest.raises(RunFailed, match="without saying that any agent was terminated or truncated"):
+        _dispatch(["record", str(run), "episodes=4", f"to={tmp_path / 'data'}"])

@@ -559,6 +559,7 @@ def test_a_trained_run_acts_for_every_agent_and_is_exported(tmp_path):
     [
         ("raises", "failed in step 2 on the actions .*told to fail"),
         ("shape", r"does not fit for the agent 'b': ValueError: an observation of shape \(4,\)"),
+        ("reward", r"returned the reward \[1, 2\] for the agent 'b': (TypeError|ValueError)"),
         ("unknown", "'z', which is not one of its possible_agents"),
         ("nothing", "failed in step 2 on the actions .*NoneType"),
     ],
@@ -575,6 +576,8 @@ def test_a_game_that_fails_is_made_anew(fault, said):
         outcome = type(env.games[0]).step(env.games[0], actions)
         if fault == "shape":
             outcome.obs["b"] = np.zeros(4, np.float32)
+        if fault == "reward":
+            outcome.reward["b"] = [1, 2]
         if fault == "unknown":
             outcome.info["z"] = {"clock": 0.0}
         return outcome if fault != "nothing" else outcome._replace(obs=None)

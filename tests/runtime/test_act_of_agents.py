@@ -20,16 +20,17 @@ def trained(path, *words):
     return load(path)
 
 
-@pytest.mark.parametrize("where", ["entry", "info"])
+@pytest.mark.parametrize("where", ["entry", "info", "info of a", "nested"])
 def test_legal_actions_are_needed_wherever_they_are_told(tmp_path, where):
-    policy = trained(tmp_path / "run", *PPO, "env=zoo:Choices", f"env.kwargs={{where: {where}}}", "env_steps=64")
+    policy = trained(tmp_path / "run", *PPO, "env=zoo:Choices", f"env.kwargs={{where: '{where}'}}", "env_steps=64")
     env = policy.make_env()
     obs, infos = env.reset(seed=0)
     with pytest.raises(ValueError, match=r"action_mask of a is missing, which is in (what the environment shows|its info)"):
-        policy.act(obs if where == "info" else {"a": obs["a"]["observation"]})
+        policy.act({"a": obs["a"]["observation"]} if where == "entry" else obs)
     while env.agents:
-        if where == "info":
-            obs = {a: {"observation": obs[a], "action_mask": infos[a]["action_mask"]} for a in env.agents}
+        for a in env.agents if where != "entry" else ():
+            if "action_mask" in infos[a]:
+                obs[a] = {"observation": obs[a], "action_mask": infos[a]["action_mask"]}
         obs, _, _, _, infos = env.step(policy.act({a: obs[a] for a in env.agents}))  # it refuses an illegal action
 
 

@@ -28,7 +28,7 @@ from rlrun.runtime.rundir import checkpoints_of
 from rlrun.runtime.trained import load
 from rlrun.samplers import evaluator, evaluators
 from rlrun.samplers.evaluator import Evaluator
-from rlrun.samplers.evaluators import EvaluationCrew
+from rlrun.samplers.evaluators import Evaluating, EvaluationCrew
 
 EXAMPLE = Path(__file__).parents[1] / "example"
 WORDS = ["algo=ppo", "env=CartPole-v1", "logger=[]", "model.hidden=[8]", "algo.fragment_length=25", "algo.batch_size=50", "algo.minibatch_size=50",
@@ -191,6 +191,14 @@ def test_an_evaluation_may_be_silent_for_long_but_no_step_may(monkeypatch):
     monkeypatch.setattr(pulse, "awake_since", lambda moment: silent[0])
     crew.pulses.of(0).beat(pulse.POLICY)
     assert crew.result() is None and not told
+    seen = []
+    pulse.watch(crew.pulses.of(0))
+    try:  # it makes its environments when it plays for the first time
+        part = Evaluating(types.SimpleNamespace(workers=1, part=lambda number: (1, None), function=None, make_env=lambda number, count: seen.append(int(crew.pulses.of(0).row[pulse.ACTIVITY]))))
+        part._make_env(2)
+    finally:
+        pulse.watch(None)
+    assert seen == [pulse.STARTING]
     crew.pulses.of(0).beat(pulse.STEP)
     for _ in range(PROCESS_REPEATS):
         assert crew.result() is None
