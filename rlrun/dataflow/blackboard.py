@@ -1,7 +1,7 @@
 """Blackboard: how the learners of one machine exchange a few numbers, in memory that all of them share.
 
 Each learner writes its numbers and counts up its round, and all wait until everyone has counted as far. There is no
-lock, so a killed learner cannot block the others. Two learners sum a number in 0.1 ms while each has a core. On one busy
+lock, so a killed learner cannot block the others. Two learners sum a number in 0.1 ms while each has a core. On a busy
 machine, gloo, which uses sockets and a thread, took two to fifteen times as long as this, and a minibatch of PPO makes
 five exchanges.
 """

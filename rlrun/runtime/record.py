@@ -137,8 +137,8 @@ def record(trained: Trained, folder: Path, wish: Wish, way: Way, seed: int, envs
         recorder.close()
     if wish.episodes and not recorder.writer.episodes:
         raise RunFailed(
-            f"episodes of {spec.name} end without saying that any agent was terminated or truncated, so that none of its"
-            " trajectories is whole"
+            f"episodes of {spec.name} end without saying that any agent was terminated or truncated, so that none of"
+            " their trajectories is whole"
         )
     return {
         "episodes": recorder.writer.episodes,
