@@ -127,12 +127,7 @@ def flat_actions(space: Space, action: Any, name: str = "action") -> Tensors:
 
 def flat_action(space: Space, action: Any, name: str = "action") -> Tensors:
     """Converts one action, as the environment takes it, to tensors [1, ...] by path."""
-    if isinstance(space, Nested):
-        made: Tensors = {}
-        for index, (part, inner) in enumerate(space.spaces):
-            made |= flat_action(inner, action[index] if space.ordered else action[part], f"{name}.{part}")
-        return made
-    return {name: torch.as_tensor(np.asarray(action))[None]}
+    return {path: value[None] for path, value in flat_actions(space, action, name).items()}
 
 
 def rows_of(part: Part, game: Game) -> Game:
