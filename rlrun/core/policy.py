@@ -33,6 +33,10 @@ class Policy(nn.Module):
     # one (init=) keeps its own.
     own_state: ClassVar[tuple[str, ...]] = ()
 
+    def all_finite(self) -> bool:
+        """Tells whether all numbers of the policy are finite."""
+        return all(bool(x.isfinite().all()) for x in self.state_dict().values() if x.is_floating_point())
+
     def weights_taken(self) -> None:
         """Called when the policy has been given the weights of another run."""
 

@@ -425,7 +425,7 @@ class Run:
         saved = self.checkpoints.names()
         if self.exact or not hasattr(self, "sampler") or (saved and int(saved[-1]) >= clock.env_steps):
             return None
-        if clock.updates == 0 or isinstance(error, Diverged) or not _finite(self.algorithm):
+        if clock.updates == 0 or isinstance(error, Diverged) or not self.algorithm.policy.all_finite():
             return None
         self.saves.early = False
         try:
@@ -493,8 +493,3 @@ class Run:
 
 def _note(text: str) -> None:
     print(f"  note: {text}", flush=True)
-
-
-def _finite(algorithm: Algorithm) -> bool:
-    """Tells whether all of the policy's numbers are finite."""
-    return all(bool(x.isfinite().all()) for x in algorithm.policy.state_dict().values() if x.is_floating_point())
