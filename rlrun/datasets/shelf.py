@@ -199,7 +199,7 @@ class Shelf:
         again."""
         for _ in range(1000):
             end = batch.key + batch["end_distance"][0].cpu()  # a key is the row's number, since there is one column
-            early = (end > self.ring.head[0]).nonzero().squeeze(1)
+            early = (end > self.ring.draws.head[0]).nonzero().squeeze(1)
             if not len(early):
                 return batch.replace(end=self.ring.observations(end[None]))
             batch = _replaced(batch, self.ring.sample(len(early), clock), early)
@@ -215,15 +215,15 @@ class Shelf:
     def state(self) -> dict[str, Any]:
         """What a resumed run needs to draw the same rows: the place in the set and priorities, and not the rows
         themselves."""
-        tree = self.ring.tree_of_priorities
+        tree = self.ring.draws.tree
         return {
             "held": held(self.source),
             "fed": self.fed,
             "owed": self.owed,
             "rest_rows": self.rest_rows,
             "marks": [list(mark) for mark in self.marks],
-            "rng": self.ring.rng.get_state(),
-            "largest": self.ring.largest,
+            "rng": self.ring.draws.rng.get_state(),
+            "largest": self.ring.draws.largest,
             "priorities": None if tree is None else torch.from_numpy(tree.leaves.copy()),
         }
 
@@ -252,13 +252,13 @@ class Shelf:
             self._feed_some((state["fed"] - begin) // self.unit)
             self.owed = state["owed"]
         if self.rank == 0:
-            self.ring.rng.set_state(state["rng"])
+            self.ring.draws.rng.set_state(state["rng"])
         else:
-            self.ring.rng = self.seeds.generator("data", self.rank, self.number, self.fed)
-        self.ring.largest = state["largest"]
-        if self.ring.tree_of_priorities is not None and state["priorities"] is not None:
+            self.ring.draws.rng = self.seeds.generator("data", self.rank, self.number, self.fed)
+        self.ring.draws.largest = state["largest"]
+        if self.ring.draws.tree is not None and state["priorities"] is not None:
             leaves = state["priorities"].numpy()
-            self.ring.tree_of_priorities.set(np.arange(len(leaves)), leaves)
+            self.ring.draws.tree.set(np.arange(len(leaves)), leaves)
 
     def close(self) -> None:
         """Ends the reading, and forgets what was read ahead."""

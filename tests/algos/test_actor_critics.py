@@ -500,8 +500,8 @@ def test_priorities_of_new_rows_are_their_td_errors(typed, algo):
         sampler.free(fragments)
     batch = replay.sample(20, Clock())
     keys = batch.key.numpy()
-    leaf = replay._leaf(keys % replay.layout.columns, keys // replay.layout.columns)
-    stored = torch.from_numpy(replay.tree_of_priorities.leaves[leaf]).float()
+    leaf = replay.draws.leaf(keys % replay.layout.columns, keys // replay.layout.columns)
+    stored = torch.from_numpy(replay.draws.tree.leaves[leaf]).float()
     ends = batch.ends()
     with torch.no_grad():
         now, then = (Seen(ends.obs[part], ends.is_first[part], Batch()) for part in (slice(0, 1), slice(1, 2)))

@@ -53,7 +53,7 @@ def test_first_priorities_are_those_that_a_learner_with_the_samplers_weights_giv
     with torch.no_grad():
         expected = learner.loss(batch)[1]
     columns = replay.layout.columns
-    leaves = replay.tree_of_priorities.leaves[replay._leaf(batch.key.numpy() % columns, batch.key.numpy() // columns)]
+    leaves = replay.draws.tree.leaves[replay.draws.leaf(batch.key.numpy() % columns, batch.key.numpy() // columns)]
     np.testing.assert_allclose(leaves, expected.numpy(), rtol=2e-4, atol=1e-4)
     assert leaves.std() > 0.01
 

@@ -135,11 +135,11 @@ def test_priorities_of_new_rows_are_those_of_the_learner(typed, algo, more):
         sampler.free(fragments)
     batch = replay.sample(20, Clock())
     keys = batch.key.numpy()
-    leaf = replay._leaf(keys % replay.layout.columns, keys // replay.layout.columns)
+    leaf = replay.draws.leaf(keys % replay.layout.columns, keys // replay.layout.columns)
     error = made.loss(batch)[1].abs()
     assert len(error.unique()) > 10
     torch.testing.assert_close(
-        torch.from_numpy(replay.tree_of_priorities.leaves[leaf]).float(), error, atol=1e-5, rtol=1e-4
+        torch.from_numpy(replay.draws.tree.leaves[leaf]).float(), error, atol=1e-5, rtol=1e-4
     )
     replay.write(batch.key, error)
 

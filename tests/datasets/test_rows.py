@@ -293,9 +293,9 @@ def test_a_part_of_every_batch_comes_from_data():
     mixed = WithData(ring, two, 12)
     batch = mixed.sample(32, Clock())
     assert (batch.obs.observation[0, :20, 0] < 100).all() and (batch.obs.observation[0, 20:, 0] >= 100).all()
-    before = (ring.tree_of_priorities.total, two.shelves[0].ring.tree_of_priorities.total)
+    before = (ring.draws.tree.total, two.shelves[0].ring.draws.tree.total)
     mixed.write(batch.key, priority=torch.cat((torch.full((20,), 9.0), torch.full((12,), 1e-3))))
-    assert ring.tree_of_priorities.total > before[0] and two.shelves[0].ring.tree_of_priorities.total < before[1]
+    assert ring.draws.tree.total > before[0] and two.shelves[0].ring.draws.tree.total < before[1]
 
 
 def test_what_does_not_fit_is_said(written):

@@ -275,14 +275,14 @@ def test_new_rows_get_the_largest_priority_and_overwritten_ones_are_passed_over(
     replay.write(old, torch.full(old.shape, 7.0))
     replay.add(sources[0].fragment())
     assert (
-        replay.tree_of_priorities.leaves.max() == 7.0
-        and (replay.tree_of_priorities.leaves[replay.tree_of_priorities.leaves > 0] == 7.0).all()
+        replay.draws.tree.leaves.max() == 7.0
+        and (replay.draws.tree.leaves[replay.draws.tree.leaves > 0] == 7.0).all()
     )
     for _ in range(20):
         replay.add(sources[0].fragment())
-    before = replay.tree_of_priorities.leaves.copy()
+    before = replay.draws.tree.leaves.copy()
     replay.write(old, torch.full(old.shape, 100.0))
-    assert (replay.tree_of_priorities.leaves == before).all(), "rows that are gone have no priority"
+    assert (replay.draws.tree.leaves == before).all(), "rows that are gone have no priority"
 
 
 def test_first_priorities_see_whole_fragments_and_what_was_recorded_at_their_ends():
@@ -303,7 +303,7 @@ def test_first_priorities_see_whole_fragments_and_what_was_recorded_at_their_end
     past = sources[0].past
     for key in batch.key.tolist():
         column, row = key % 3, key // 3
-        leaf = replay.tree_of_priorities.leaves[replay._leaf(np.array(column), np.array(row))]
+        leaf = replay.draws.tree.leaves[replay.draws.leaf(np.array(column), np.array(row))]
         assert leaf == pytest.approx(1.0 + abs(past[row]["q"][column]) + abs(past[row + 2]["q"][column]), rel=1e-6)
 
 
@@ -487,13 +487,13 @@ def test_fragments_that_are_new_come_first_and_once(tmp_path):
     rest = drawn(20)
     assert rest[: len(expected) - 3] == expected[3:]
     assert torch.equal(again.sample(20, Clock()).key, torch.tensor([row * 4 + column for row, column in rest])), "to the bit"
-    assert torch.equal(again.rng.get_state(), replay.rng.get_state())
-    before = replay.rng.get_state()
+    assert torch.equal(again.draws.rng.get_state(), replay.draws.rng.get_state())
+    before = replay.draws.rng.get_state()
     add(3)  # rows 10 to 15: fragments at 10
     fresh = wanted(10, 12)
-    assert drawn(len(fresh)) == fresh and torch.equal(replay.rng.get_state(), before), "nothing is drawn at random"
+    assert drawn(len(fresh)) == fresh and torch.equal(replay.draws.rng.get_state(), before), "nothing is drawn at random"
     add(40)  # most fragments are overwritten before they are drawn
-    low = replay._window(0)[0]
+    low = replay.draws.window(0)[0]
     kept = drawn(64)
     new = [pair for pair in wanted(-(-low // 5) * 5, 93) if pair[0] >= low]
     assert kept[: len(new)] == new and min(row for row, _ in kept) >= low
@@ -502,4 +502,4 @@ def test_fragments_that_are_new_come_first_and_once(tmp_path):
     del state["new"]
     replay.save_rows(tmp_path)
     old.load(state, tmp_path)
-    assert old._new(8) == [], "a checkpoint without the counters: all count as drawn"
+    assert old.draws.take_new(8) == [], "a checkpoint without the counters: all count as drawn"
