@@ -226,6 +226,16 @@ def leaves(space: Space, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
         yield path, space
 
 
+def alike(one: Space, other: Space) -> bool:
+    """Whether observations of two spaces mean the same. Bounds of numbers may differ, because rows hold the numbers as
+    they are."""
+    if isinstance(one, Box) and isinstance(other, Box):
+        return one.shape == other.shape and one.dtype == other.dtype
+    if isinstance(one, Nested) and isinstance(other, Nested):
+        return one.parts.keys() == other.parts.keys() and all(alike(part, other[name]) for name, part in one.spaces)
+    return one == other
+
+
 def described(space: Space) -> str:
     """The space with what its own name leaves out: bounds, and the first number of a choice."""
     if isinstance(space, Box):

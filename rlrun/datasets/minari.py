@@ -29,6 +29,7 @@ from rlrun.core.specs import (
     MultiDiscrete,
     Nested,
     Space,
+    alike,
     leaves,
     mask_size,
 )
@@ -177,7 +178,7 @@ class MinariSet:
     def _check(self, own: EnvSpec, spec: EnvSpec) -> None:
         """Raises UserError if the spaces of env= are others."""
         wanted = spec.observation
-        same = own.obs.keys() == spec.obs.keys() and _alike(own.observation, wanted)
+        same = own.obs.keys() == spec.obs.keys() and alike(own.observation, wanted)
         if not same and spec.stack > 1 and isinstance(wanted, Box) and isinstance(own.observation, Box):
             same = own.observation.shape == wanted.shape[1:] and own.observation.dtype == wanted.dtype
         if not same:
@@ -311,16 +312,6 @@ class MinariSet:
 
 def _score(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
-
-
-def _alike(own: Space, other: Any) -> bool:
-    """Whether observations are the same but for their bounds."""
-    if isinstance(own, Box) and isinstance(other, Box):
-        return own.shape == other.shape and own.dtype == other.dtype
-    if isinstance(own, Nested) and isinstance(other, Nested):
-        names = [name for name, _ in own.spaces] == [name for name, _ in other.spaces]
-        return names and all(_alike(part, other.parts[name]) for name, part in own.spaces)
-    return own == other
 
 
 def space_of(data: Any, what: str) -> Space:

@@ -26,7 +26,7 @@ import torch
 from rlrun.core.batch import Field, RowSpec
 from rlrun.core.errors import UserError
 from rlrun.core.spec_json import field_from_json, field_to_json, spec_from_json, spec_to_json
-from rlrun.core.specs import Discrete, EnvSpec, MultiDiscrete, Nested, Space
+from rlrun.core.specs import Discrete, EnvSpec, MultiDiscrete, Nested, Space, alike
 from rlrun.datasets.trajectories import DataFacts, Trajectory, row_fields
 
 FORMAT = 1
@@ -374,21 +374,26 @@ def unreadable(path: Path) -> str | None:
 
 def check_same(one: DataFacts, other: DataFacts, name: str) -> None:
     """Raises UserError if two sets hold different rows. name: that of the other one."""
-    mine, theirs = row_fields(one), row_fields(other)
-    if mine != theirs or one.spec.action != other.spec.action or one.spec.stack != other.spec.stack:
+    mine, theirs, a, b = row_fields(one), row_fields(other), one.spec, other.spec
+    # Fields do not tell how many choices there are.
+    seen = all(alike(space, b.obs[name]) for name, space in a.obs.items() if name in b.obs)
+    if mine != theirs or not seen or a.action != b.action or a.stack != b.stack:
         raise UserError(f"{name} holds other rows: {difference(one, other)}")
 
 
 def difference(one: DataFacts, other: DataFacts) -> str:
     """The first difference between the rows of two sets, in words."""
     a, b = one.spec, other.spec
-    if a.obs_rows["observation"] != b.obs_rows["observation"]:
-        return f"observations {b.observation}, where {one.spec.name} has {a.observation}"
+    for name, space in a.obs.items():
+        if name in b.obs and not alike(space, b.obs[name]):
+            said = "observations" if name == "observation" else name
+            starts = " with other first numbers" if str(space) == str(b.obs[name]) else ""
+            return f"{said} {b.obs[name]}, where {a.name} has {space}{starts}"
     if a.action != b.action:
         bounds = " with other bounds" if str(a.action) == str(b.action) else ""
-        return f"actions {b.action}, where {one.spec.name} has {a.action}{bounds}"
+        return f"actions {b.action}, where {a.name} has {a.action}{bounds}"
     mine, theirs = dict(flat_fields(row_fields(one))), dict(flat_fields(row_fields(other)))
     for path in [*mine, *theirs]:
         if mine.get(path) != theirs.get(path):
             return f"the field {column_name(path)} is {theirs.get(path)}, where it is {mine.get(path)} in the first"
-    return f"stacks of {b.stack} frames, where {one.spec.name} has {a.stack}"
+    return f"stacks of {b.stack} frames, where {a.name} has {a.stack}"

@@ -67,7 +67,7 @@ class Writer:
                 f"{folder} holds other files, such as {others[0]}; data are written into a folder of their own"
             )
         if (folder / LIST).is_file():
-            check_same(ParquetSource(folder).facts, facts, str(folder))
+            check_same(facts, ParquetSource(folder).facts, str(folder))
         self.fields = list(flat_fields(row_fields(facts)))
         row = sum(math.prod(field.shape) * field.dtype.itemsize for _, field in self.fields)
         self.group_rows = max(1, min(group_rows, GROUP_BYTES // max(1, row)))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from rlrun.core.batch import Batch, Field
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
-from rlrun.core.specs import Box, Discrete
+from rlrun.core.specs import Box, Discrete, MultiDiscrete, Nested
 from rlrun.datasets.open import open_source
 from rlrun.datasets.options import DataConfig
 from rlrun.datasets.reading import DataNeeds, RowReader, to_go
@@ -315,6 +316,53 @@ def test_what_does_not_fit_is_said(written):
     with pytest.raises(RunFailed, match="no whole trajectory"):
         long = Listed([episode(0, 9000)], facts())
         made(long, needs(returns=0.9), buffer=1100).sample(4, Clock())
+
+
+def boxes(low: float, shape=(1,)) -> Box:
+    return Box(shape=shape, dtype="float32", low=(low,), high=(9.0,))
+
+
+@pytest.mark.parametrize(
+    "theirs, ours",
+    [
+        (Discrete(n=64), Discrete(n=16)),
+        (Discrete(n=16), Discrete(n=64)),
+        (Discrete(n=4, start=1), Discrete(n=4)),
+        (
+            MultiDiscrete(sizes=(2, 3), starts=(0, 0), shape=(2,)),
+            MultiDiscrete(sizes=(3, 2), starts=(0, 0), shape=(2,)),
+        ),
+        (
+            Nested(spaces=(("a", Discrete(n=3)), ("b", boxes(0.0))), ordered=False),
+            Nested(spaces=(("a", Discrete(n=4)), ("b", boxes(0.0))), ordered=False),
+        ),
+    ],
+    ids=str,
+)
+def test_observations_of_other_choices_are_neither_learnt_from_nor_added_to(theirs, ours, written):
+    """Their rows have the same form, and only the spaces tell that their numbers mean something else."""
+    told = [facts(dataclasses.replace(VECTOR, obs={"observation": space})) for space in (theirs, ours)]
+    folder = written([episode(n, 5, told[0].spec) for n in range(3)], told[0])
+    said = re.escape(f"{folder} holds other rows: observations {theirs}, where vectors has {ours}")
+    with pytest.raises(UserError, match=said):
+        made(open_source(str(folder)), needs(told[1].spec))
+    with pytest.raises(UserError, match=said):
+        written([], told[1], folder=folder.name)
+    written([episode(9, 5, told[0].spec)], told[0], folder=folder.name)
+    assert sum(open_source(str(folder)).rows_of) == 4 * 6
+
+
+def test_other_bounds_of_observations_make_no_other_rows(written):
+    """Nor does another order of their parts, because rows hold numbers as they are, by name."""
+    parts = (("a", Discrete(n=3)), ("b", boxes(0.0)))
+    others = (("b", boxes(-9.0)), ("a", Discrete(n=3)))
+    one, two = (
+        dataclasses.replace(VECTOR, obs={"observation": Nested(spaces=spaces, ordered=False)})
+        for spaces in (parts, others)
+    )
+    folder = written([episode(0, 5, one)], facts(one))
+    written([episode(1, 5, two)], facts(two), folder=folder.name)
+    made(open_source(str(folder)), needs(two)).close()
 
 
 def test_learners_read_the_same_and_draw_different_rows(written):
