@@ -105,8 +105,10 @@ class DataPlan:
         return f"{paths}{many}; {self.cfg.buffer:,} rows in memory at most ({self.bytes / 1e6:,.1f} MB)"
 
 
-def plan_data(config: Typed, spec: EnvSpec, needs: Needs, policy: Policy) -> DataPlan | None:
+def plan_data(config: Typed, spec: EnvSpec, needs: Needs, policy: Policy, learners: int) -> DataPlan | None:
     """Returns the plan of a run's data, or None for a run that learns from experience alone.
+
+    learners: those that learn together, each from its part of every batch.
 
     Raises UserError if algorithm, runner and data do not belong together."""
     cfg, runner, name = config.run.data, config.runner.name, config.algo.name
@@ -133,16 +135,7 @@ def plan_data(config: Typed, spec: EnvSpec, needs: Needs, policy: Policy) -> Dat
         raise UserError("algo.input_priorities are computed by samplers, and recorded data do not have them")
     if needs.several:
         raise UserError(f"{name} has several policies, and data are learnt by one")
-    learners = config.run.resources.num_learners
-    columns = needs.columns
-    if not offline:
-        assert cfg.share is not None
-        columns = round(needs.columns * cfg.share)
-        if not 0 < columns < needs.columns:
-            raise UserError(
-                f"data.share={cfg.share:g} of algo.batch_size={needs.columns} is {columns} rows; choose one that leaves"
-                " rows for both"
-            )
+    columns = needs.columns if offline else shared_columns(cfg.share or 0.0, needs.columns, learners)
     memory = (
         MEMORY
         if config.run.replay is None
@@ -155,7 +148,29 @@ def plan_data(config: Typed, spec: EnvSpec, needs: Needs, policy: Policy) -> Dat
         ),
         replay=memory,
         columns=columns,
-        learners=1 if learners == "auto" else learners,
+        learners=learners,
+    )
+
+
+def shared_columns(share: float, columns: int, learners: int) -> int:
+    """Returns how many of a batch's columns come from data.
+
+    Raises UserError if data or experience would get none, or if learners cannot have equal parts of both."""
+    found, fitting = round(columns * share), range(learners, columns, learners)
+    if found in fitting:
+        return found
+    what = f"data.share={share:g} is {found} of the {columns} rows of a batch (algo.batch_size)"
+    if not 0 < found < columns:
+        raise UserError(f"{what}; choose one that leaves rows for both")
+    if not fitting:
+        raise UserError(
+            f"{what}, and with {learners} learners each has a single row, which is from data or from experience; set"
+            " resources.num_learners=1, or a larger algo.batch_size"
+        )
+    nearest = min(fitting, key=lambda count: abs(count - found))
+    raise UserError(
+        f"{what}, which {learners} learners cannot share equally; data.share={nearest / columns:g} would fit, with"
+        f" {nearest} rows"
     )
 
 

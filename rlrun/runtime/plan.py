@@ -275,7 +275,7 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
         weights=sum(tensor.numel() for tensor in (*policy.parameters(), *policy.buffers())),
         policies=policy.members if isinstance(policy, SeveralPolicies) else {},
         replay=plan_replay(config, spec, needs, resources, policy, machine),
-        data=plan_data(config, spec, needs, policy),
+        data=plan_data(config, spec, needs, policy, resources.num_learners),
     )
 
 

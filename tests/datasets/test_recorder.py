@@ -309,6 +309,9 @@ def test_experience_and_data_are_mixed(recorded, tmp_path):
     assert "data" in checkpoints_of(tmp_path / "run").load(parts=("replay",))[0]["replay"]
 
 
+SHARED = ["algo=dqn", "env=rlrun/Identity-v0", "data.path=SET", "resources.num_learners=2", "resources.device=cpu"]
+
+
 @pytest.mark.parametrize(
     "words, said",
     (
@@ -331,6 +334,9 @@ def test_experience_and_data_are_mixed(recorded, tmp_path):
         (["algo=dqn", "runner=offline", "data.path=SET", "env=data", "record=x"], "runner=offline has none"),
         (["algo=es", "env=CartPole-v1", "record=x"], "runner=evolution has none"),
         (["algo=dqn", "env=rlrun/Identity-v0", "data.path=SET", "data.share=0.001"], "leaves rows for both"),
+        ([*SHARED, "algo.batch_size=8", "data.share=0.125"], r"data\.share=0\.125 is 1 of the 8 rows .* 2 learners cannot share equally; data\.share=0\.25 would fit, with 2 rows"),
+        ([*SHARED, "algo.batch_size=8", "data.share=0.9"], r"is 7 of the 8 rows .*; data\.share=0\.75 would fit, with 6 rows"),
+        ([*SHARED, "algo.batch_size=2", "data.share=0.5"], "with 2 learners each has a single row, .* set resources.num_learners=1, or a larger"),
         (["algo=dqn", "runner=offline", "env=data", "++data.path={SET: -1.0}"], "must be 0 or more"),
         (["algo=dqn", "runner=offline", "env=data", "data.path=SET", "data.min_return=5", "data.max_return=1"], "no trajectory would be left"),
         (["algo=dqn", "runner=offline", "env=data", "data.path=SET", "replay=prioritized", "algo.input_priorities=true"], "recorded data do not have them"),
