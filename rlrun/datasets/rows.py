@@ -38,6 +38,7 @@ class DataRows:
             check_fits(source.facts, wanted, source.name)
         pairs = [(source, share) for source, share in sources if share > 0]
         total = sum(share for _, share in pairs)
+        self.largest_weight = 1.0  # by which the weights of the last batch were divided, as Replay.largest_weight
         self.shares = torch.tensor([share / total for _, share in pairs], dtype=torch.float64)
         self.seeds, self.rank, self.rng = seeds, rank, seeds.generator("data-mix", rank)
         self.finish_writes: Callable[[], None] = lambda: None  # called before saving, to complete delayed writes
@@ -63,11 +64,6 @@ class DataRows:
         return all(shelf.whole for shelf in self.shelves)
 
     @property
-    def largest_weight(self) -> float:
-        """The largest number by which weights of the last batch were divided (Replay.largest_weight)."""
-        return max(shelf.ring.largest_weight for shelf in self.shelves)
-
-    @property
     def rows(self) -> int:
         """Rows in memory, dead ones too."""
         return sum(len(shelf.ring) for shelf in self.shelves)
@@ -75,17 +71,19 @@ class DataRows:
     def sample(self, count: int, clock: Clock) -> Batch:
         """Draws `count` fragments, as Replay.sample does. Their keys are for write()."""
         if len(self.shelves) == 1:
-            return self.shelves[0].sample(count, clock)
+            batch = self.shelves[0].sample(count, clock)
+            self.largest_weight = self.shelves[0].ring.largest_weight
+            return batch
         picks = torch.multinomial(self.shares, count, replacement=True, generator=self.rng)
         counts = torch.bincount(picks, minlength=len(self.shelves)).tolist()
-        parts = []
+        parts, largest = [], []
         for number, (shelf, part) in enumerate(zip(self.shelves, counts, strict=True)):
             if part:
                 drawn = shelf.sample(part, clock)
                 parts.append(drawn.replace(key=drawn.key * len(self.shelves) + number))
-        flat = Batch({name: torch.cat([part[name] for part in parts]) for name in ("weight", "key")})
-        rest = [Batch({name: value for name, value in part.items() if name not in flat}) for part in parts]
-        return stack_columns(rest).replace(**flat)
+                largest.append(shelf.ring.largest_weight)
+        batch, self.largest_weight = _beside(parts, largest)
+        return batch
 
     def write(self, key: Tensor, /, **fields: Tensor | Batch) -> None:
         """Writes what an update computed for drawn fragments, such as priorities."""
@@ -120,6 +118,19 @@ class DataRows:
             shelf.close()
 
 
+def _beside(parts: Sequence[Batch], largest: Sequence[float]) -> tuple[Batch, float]:
+    """Puts the parts of a batch side by side. Returns it with the number by which its weights were divided.
+
+    largest: those of the parts. A row of N in a set that gives the share c of a batch is drawn with c P where it should
+    be drawn with c / N, so that its weight is (N P)^-beta whatever the share is."""
+    most = max(largest)
+    scales = [own / most for own in largest]
+    weight = torch.cat([part["weight"].cpu() * scale for part, scale in zip(parts, scales, strict=True)])
+    key = torch.cat([part["key"].cpu() for part in parts])
+    rest = [Batch({name: value for name, value in part.items() if name not in ("weight", "key")}) for part in parts]
+    return stack_columns(rest).replace(weight=weight, key=key), most
+
+
 def _columns(value: Tensor | Batch, which: Tensor | slice) -> Any:
     """Of what an update writes, a priority [B] or rows [R, B, ...], the part for some fragments."""
     if isinstance(value, Batch):
@@ -134,18 +145,14 @@ class WithData:
     def __init__(self, replay: Any, data: DataRows, columns: int):
         """replay: a Replay. columns: fragments of a batch that come from data."""
         self.replay, self.data, self.columns = replay, data, columns
+        self.largest_weight = 1.0  # as Replay.largest_weight
 
     def sample(self, count: int, clock: Clock) -> Batch:
         """Draws `count` fragments; those from data are the last ones."""
         own = self.replay.sample(count - self.columns, clock)
         other = self.data.sample(self.columns, clock).to(own.reward.device)
-        flat = Batch({name: torch.cat([part[name].cpu() for part in (own, other)]) for name in ("weight", "key")})
-        rest = [Batch({name: value for name, value in part.items() if name not in flat}) for part in (own, other)]
-        return stack_columns(rest).replace(**flat)
-
-    @property
-    def largest_weight(self) -> float:
-        return max(self.replay.largest_weight, self.data.largest_weight)
+        batch, self.largest_weight = _beside((own, other), (self.replay.largest_weight, self.data.largest_weight))
+        return batch
 
     def write(self, key: Tensor, /, **fields: Tensor | Batch) -> None:
         """Writes what an update computed for drawn fragments, such as priorities."""

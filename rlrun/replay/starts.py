@@ -36,7 +36,7 @@ class Starts:
         self.new = np.zeros(layout.columns, dtype=np.int64)
         self.tree = None if priorities is None else SumTree(len(self.may))
         self.largest = 1.0  # largest priority ** alpha so far, which new rows get
-        self.largest_weight = 1.0  # largest P^-beta in the last batch, by which its weights were divided
+        self.largest_weight = 1.0  # largest (N P)^-beta in the last batch, by which its weights were divided
 
     # -- where they lie ----------------------------------------------------------------------------------------------
 
@@ -163,10 +163,10 @@ class Starts:
         )
         leaf = tree.find(target)
         column, row = self.place(leaf)
-        # w = (N P)^-beta. N (the same for all learners) and the sum of priorities cancel when weights are divided by
-        # the largest of the batch.
+        # w = (N P)^-beta. N and the sum of priorities cancel when weights are divided by the largest of the batch, and
+        # not where the batch has parts from several replays.
         assert self.priorities is not None
         beta = self.priorities.beta(clock)
         weight = tree.leaves[leaf] ** -beta
-        self.largest_weight = float(weight.max()) * total**beta
+        self.largest_weight = float(weight.max()) * (total / self.count) ** beta
         return column, row, (weight / weight.max()).astype(np.float32)

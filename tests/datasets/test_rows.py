@@ -299,6 +299,36 @@ def test_a_part_of_every_batch_comes_from_data():
     assert ring.draws.tree.total > before[0] and two.shelves[0].ring.draws.tree.total < before[1]
 
 
+def test_weights_of_several_sets_belong_to_one_batch():
+    """w = (N P)^-beta of each row in its own set, relative to the largest of the batch: a set's share of the weight is
+    then its share of the rows."""
+    rng = np.random.default_rng(5)
+    sets = [Listed([episode(100 * k + n, 9) for n in range(size)], facts()) for k, size in enumerate((20, 50, 30))]
+    memory = {"name": "prioritized", "alpha": 1.0, "beta": 1.0, "priority_epsilon": 0.0}
+    alone = made(sets[2], needs(), memory=memory)
+    mixed = made([(sets[0], 0.95), (sets[1], 0.05)], needs(), memory=memory)
+    weights = []  # of every start, by its key
+    for ring in (*(shelf.ring for shelf in mixed.shelves), alone.shelves[0].ring):
+        keys = ring.draws.place(np.flatnonzero(ring.draws.may))[1]
+        priority = rng.lognormal(sigma=1.5, size=len(keys))
+        ring.write(torch.from_numpy(keys), priority=torch.from_numpy(priority))
+        weights.append(dict(zip(keys.tolist(), priority.mean() / priority, strict=True)))
+    both = WithData(alone.shelves[0].ring, mixed, 12)
+    rows, weight = torch.zeros(2), torch.zeros(2)
+    for _ in range(1500):
+        for drawn, own in ((mixed, 0), (both, 20)):
+            batch = drawn.sample(own + 12, Clock())
+            expected = [weights[2][key] for key in batch.key[:own].tolist()]
+            expected += [weights[key % 2][key // 2] for key in batch.key[own:].tolist()]
+            largest = max(expected)
+            assert batch.weight.tolist() == pytest.approx([one / largest for one in expected], rel=1e-5)
+            assert drawn.largest_weight == pytest.approx(largest, rel=1e-5)
+            which = batch.key[own:] % 2
+            rows += torch.bincount(which, minlength=2)
+            weight += torch.bincount(which, batch.weight[own:] * largest, minlength=2)
+    assert weight[1] / weight.sum() == pytest.approx(float(rows[1] / rows.sum()), rel=0.1)
+
+
 def test_what_does_not_fit_is_said(written):
     source = open_source(str(written([episode(n, 5) for n in range(3)])))
     for spec, said in (
