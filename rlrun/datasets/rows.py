@@ -48,15 +48,9 @@ class DataRows:
         ]
 
     def read(self, moments: Callable[[Batch], Any] | None = None) -> list[Any]:
-        """Fills the memory. Returns what moments(rows) returned for the rows [T, 1] that were read, except None."""
-        found: list[Any] = []
-        for shelf in self.shelves:
-            nothing = shelf.seen
-            if moments is not None:
-                shelf.seen = lambda rows: found.append(moments(rows))
-            shelf.fill()
-            shelf.seen = nothing
-        return [one for one in found if one is not None]
+        """Fills the memory. Returns what moments(rows) returned, except None, for the rows [T, 1] of all sets, whether
+        they fit into memory or not."""
+        return [one for shelf in self.shelves for one in shelf.fill(moments)]
 
     @property
     def whole(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from rlrun.core.seeding import Seeds
 from rlrun.dataflow.slots import Fragment, Header
 from rlrun.datasets.options import DataConfig
 from rlrun.datasets.parquet import ParquetSource
-from rlrun.datasets.reading import DataNeeds, RowReader, check_fits
+from rlrun.datasets.reading import DataNeeds, ReadPart, RowReader, check_fits
 from rlrun.datasets.trajectories import Source
 from rlrun.replay.buffer import Replay
 from rlrun.replay.layout import ReplayConfig
@@ -36,6 +36,18 @@ def held(source: Source) -> str:
         pairs = zip(source.groups, source.rows_of, strict=True)
         told = [f"{file.name} {group} {rows}" for (file, group), rows in pairs]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()
+
+
+def _nothing(rows: Batch) -> None:
+    """Does nothing, where nobody asks for the moments of rows."""
+
+
+def _next(stream: Iterator[ReadPart]) -> ReadPart:
+    """The next part of a set. Raises RunFailed if it is damaged."""
+    try:
+        return next(stream)
+    except UserError as error:
+        raise RunFailed(str(error)) from None
 
 
 class Shelf:
@@ -60,7 +72,8 @@ class Shelf:
         self.seeds, self.number, self.rank = seeds, number, rank
         known = capacity if source.most_rows is None else source.most_rows
         unit = wanted.layout(1).fragment_rows
-        capacity = min(capacity, (known // unit + 3) * unit)  # room for the whole set, and for its last fragment
+        if known <= capacity:
+            capacity = known + unit  # room for the whole set, and for the end of its last fragment
         self.ring = Replay(
             dataclasses.replace(replay, capacity=capacity),
             wanted.layout(capacity),
@@ -78,12 +91,23 @@ class Shelf:
         self.rest_rows = 0
         self.fed = 0  # rows that were written, which is the number of the next row
         self.owed = 0.0  # rows to be read for those that were drawn
-        self.seen: Callable[[Batch], object] = lambda rows: None  # told of every fragment that is written
+        self.seen: Callable[[Batch], object] = _nothing  # told of every fragment that is written
 
-    def fill(self) -> None:
+    def fill(self, moments: Callable[[Batch], Any] | None = None) -> list[Any]:
         """Reads until the ring is full or the set has been read once.
 
-        Raises UserError if no row can be learnt from."""
+        Returns what moments(rows) returned, except None, for the rows [T, 1] of the whole set. If it is larger than
+        memory, it is read once more for that. Raises UserError if no row can be learnt from."""
+        found: list[Any] = []
+        if moments is not None:
+            self.seen = lambda rows: found.append(moments(rows))
+        self._fill()
+        self.seen = _nothing
+        if moments is not None and not self.whole and any(one is not None for one in found):
+            found = [moments(rows) for rows in self._all_rows()]
+        return [one for one in found if one is not None]
+
+    def _fill(self) -> None:
         over = False
         while not over and self.fed + self.rest_rows < self.ring.length:
             over = self._take_part()
@@ -101,10 +125,7 @@ class Shelf:
 
     def _take_part(self) -> bool:
         """Reads on. Returns whether the set has been read once now. Raises RunFailed if it is damaged."""
-        try:
-            part = next(self.stream)
-        except UserError as error:
-            raise RunFailed(str(error)) from None
+        part = _next(self.stream)
         pieces = self.source.pieces()
         if part.place < pieces:
             self.kept, self.left_out = self.kept + part.kept, self.left_out + part.left_out
@@ -119,6 +140,16 @@ class Shelf:
             self.rest.append(part.rows)
             self.rest_rows += len(part.rows["reward"])
         return part.over and part.place == pieces - 1
+
+    def _all_rows(self) -> Iterator[Batch]:
+        """Reads the set once and yields what filters leave of it, in parts [T, 1]. Raises RunFailed if it is
+        damaged."""
+        stream, over = self.reader.parts(), False
+        while not over:
+            part = _next(stream)
+            if part.rows is not None:
+                yield self._batch(_filled(part.rows, 1))
+            over = part.over and part.place == self.source.pieces() - 1
 
     def _feed(self, to_the_end: bool = False) -> None:
         """Writes whole fragments of the waiting rows into the ring, and with to_the_end also the last ones, filled up
@@ -140,6 +171,13 @@ class Shelf:
 
     def _add(self, rows: dict[str, Any]) -> None:
         """Writes one fragment, given its rows and the one behind it."""
+        batch = self._batch(rows)
+        self.ring.add(Fragment(Header(0, 0, self.fed, 0, 0, 0, (), (0.0, 0.0)), batch))
+        self.fed += self.unit
+        self.seen(batch)
+
+    def _batch(self, rows: dict[str, Any]) -> Batch:
+        """Rows as a batch [T, 1], given the one behind them too."""
         layout = self.ring.layout
 
         def tensor(value: Any, frames: bool = False) -> Any:
@@ -159,11 +197,8 @@ class Shelf:
                 fields[name] = tensor(value)
             else:
                 made = tensor(value)
-                fields[name] = made.map(lambda x: x[: self.unit]) if isinstance(made, Batch) else made[: self.unit]
-        batch = Batch(fields)
-        self.ring.add(Fragment(Header(0, 0, self.fed, 0, 0, 0, (), (0.0, 0.0)), batch))
-        self.fed += self.unit
-        self.seen(batch)
+                fields[name] = made.map(lambda x: x[:-1]) if isinstance(made, Batch) else made[:-1]
+        return Batch(fields)
 
     # -- drawing -------------------------------------------------------------------------------------------------------
 
@@ -257,7 +292,7 @@ class Shelf:
             self.ring.draws.rng = self.seeds.generator("data", self.rank, self.number, self.fed)
         self.ring.draws.largest = state["largest"]
         if self.ring.draws.tree is not None and state["priorities"] is not None:
-            leaves = state["priorities"].numpy()
+            leaves = state["priorities"].numpy()[: len(self.ring.draws.may)]  # older checkpoints had more room
             self.ring.draws.tree.set(np.arange(len(leaves)), leaves)
 
     def close(self) -> None:

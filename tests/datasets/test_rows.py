@@ -419,6 +419,36 @@ def test_moments_are_computed_while_rows_are_read(written):
     assert list(rows.shelves[0].stream) == []  # nothing is read ahead of a set that is in memory
 
 
+@pytest.mark.parametrize("pieces", (400, 1))
+@pytest.mark.parametrize("buffer", (100_000, 2500))
+def test_moments_are_those_of_the_whole_set(buffer, pieces, written, monkeypatch):
+    """Whether the set fits into memory or not, each decision that filters leave counts once."""
+    monkeypatch.setattr("rlrun.datasets.reading.PART_ROWS", 300)
+    given_ = [episode(n, 20 + n % 50) for n in range(400)]
+    source = Listed(given_, facts(), each=400) if pieces == 1 else open_source(str(written(given_, group_rows=300)))
+    rows = DataRows(
+        [(source, 0.6), (source, 0.4)], needs(), typed(DataConfig, PLAIN | {"buffer": buffer, "min_return": 0.0}, "data"),
+        typed(ReplayConfig, MEMORY, "replay"), Seeds(0), 0, torch.device("cpu"),
+    )  # fmt: skip
+    found = rows.read(lambda batch: batch.obs.observation[:-1][batch.valid] if bool(batch.valid.any()) else None)
+    assert rows.whole is (buffer == 100_000)
+    kept = [one for one in given_ if one.ret >= 0.0]
+    expected = np.concatenate([one.obs["observation"][one.valid] for one in kept])
+    assert sorted(torch.cat(found).tolist()) == sorted([*expected.tolist(), *expected.tolist()])
+    rows.close()
+
+
+@pytest.mark.parametrize("counted", (True, False))
+def test_a_set_of_as_many_rows_as_the_buffer_is_read_once(counted):
+    """Whether its format says how many rows it has or not."""
+    for size in (3071, 3072, 3073):
+        source = Listed([episode(0, 999), episode(1, size - 1001)], facts())
+        source.most_rows = size if counted else None
+        rows = made(source, needs(), buffer=size)
+        assert rows.whole and rows.shelves[0].ring.starts == size - 2
+        rows.close()
+
+
 def test_a_small_set_of_any_format_takes_little_memory():
     given_ = [episode(n, 20) for n in range(100)]
     known, unknown = Listed(given_, facts()), Listed(given_, facts())
