@@ -301,30 +301,33 @@ def _values(column: pa.ChunkedArray, field: Field) -> np.ndarray:
 
 def check_numbers(rows: Mapping[str, Any], spec: EnvSpec) -> None:
     """Raises ValueError for rows that nobody could learn from: numbers that are not finite, and choices that the space
-    does not have, which would be indices behind the end of a network's arrays. Dead rows hold no decision."""
+    does not have, which would be indices behind the end of a network's arrays. Dead rows hold no decision, and the
+    observation behind a live row is learnt from even where it is terminal: 0 times NaN is NaN."""
     valid = rows["valid"]
+    seen = valid.copy()
+    seen[1:] |= valid[:-1]
 
-    def check(tree: Any, name: str) -> None:
+    def check(tree: Any, used: np.ndarray, name: str) -> None:
         if isinstance(tree, Mapping):
             for part, inner in tree.items():
-                check(inner, f"{name}/{part}")
-        elif tree.dtype.kind == "f" and not np.isfinite(tree).all() and not np.isfinite(tree[valid]).all():
+                check(inner, used, f"{name}/{part}")
+        elif tree.dtype.kind == "f" and not np.isfinite(tree).all() and not np.isfinite(tree[used]).all():
             raise ValueError(f"{name} holds a number that is not finite")
 
-    for name in ("obs", "action", "reward"):
-        check(rows[name], name)
+    for name, used in (("obs", seen), ("action", valid), ("reward", valid)):
+        check(rows[name], used, name)
     _check_choices(rows["action"], valid, spec.action, "action")
     if spec.stack == 1:  # stacks are of images or numbers; their rows have another shape than the space
-        _check_choices(rows["obs"]["observation"], valid, spec.observation, "obs/observation")
+        _check_choices(rows["obs"]["observation"], seen, spec.observation, "obs/observation")
 
 
-def _check_choices(values: Any, valid: np.ndarray, space: Space, name: str) -> None:
+def _check_choices(values: Any, used: np.ndarray, space: Space, name: str) -> None:
     if isinstance(space, Nested):
         for part, inner in space.spaces:
-            _check_choices(values[part], valid, inner, f"{name}/{part}")
+            _check_choices(values[part], used, inner, f"{name}/{part}")
     elif isinstance(space, Discrete | MultiDiscrete):
         many = space.n if isinstance(space, Discrete) else np.reshape(space.sizes, space.shape)
-        if ((values[valid] < 0) | (values[valid] >= many)).any():
+        if ((values[used] < 0) | (values[used] >= many)).any():
             raise ValueError(f"{name} holds a choice that {space} does not have")
 
 

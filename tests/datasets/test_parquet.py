@@ -174,6 +174,25 @@ def test_files_of_others_are_checked(change, said, written):
             list(source.read(piece))
 
 
+@pytest.mark.parametrize("spec", (VECTOR, PARTS), ids=lambda spec: spec.name)
+@pytest.mark.parametrize("life", (False, True))
+def test_the_observation_at_the_end_of_rows_is_checked(spec, life, written):
+    """Critics read it, also behind a terminal step, and 0 times NaN is NaN. What is seen in other dead rows is not."""
+    one = episode(0, 5, spec, life=life)
+    ends = np.flatnonzero(~one.valid)
+    part = one.obs["observation"]
+    values, wrong = (part, np.nan) if spec is VECTOR else (part["a"], 4)
+    for row in ends:
+        was = values[row].copy()
+        values[row] = wrong
+        with pytest.raises(UserError, match=r"in row group 0: obs/observation.* (not finite|does not have)"):
+            list(ParquetSource(written([episode(1, 5, spec), one], facts(spec), folder=f"row{row}")).read(0))
+        values[row] = was
+    one.valid[ends[0] - 1] = False
+    values[ends[0]] = wrong
+    list(ParquetSource(written([one], facts(spec))).read(0))
+
+
 @given(data=st.data())
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_random_damage_is_a_sentence(data, written, tmp_path_factory):
