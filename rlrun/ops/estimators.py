@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 CHUNK = 2**22  # numbers that a bootstrap holds at a time
+CACHED = 2**18  # numbers that a processor's cache holds
 
 
 class Terms(NamedTuple):
@@ -234,9 +235,10 @@ def _resampled(terms: Terms, times: Tensor) -> Tensor:
     below = times @ weight  # [R, K]
     parts = times @ (weight * terms.x) / below
     # Where the draw missed every episode of more than 1e-308 of the largest weight, sums are scaled by those it has.
-    for draw, k in (below == 0).nonzero().tolist():
-        share = (terms.log_weight[:, k] + times[draw].log()).softmax(0)
-        parts[draw, k] = (share * terms.x[:, k]).sum()
+    log_weight, x, log_times = terms.log_weight.T.contiguous(), terms.x.T.contiguous(), times.log()
+    for pairs in (below == 0).nonzero().split(max(1, CACHED // times.shape[1])):
+        draw, k = pairs.unbind(1)
+        parts[draw, k] = ((log_weight[k] + log_times[draw]).softmax(1) * x[k]).sum(1)
     return value + parts.sum(1)
 
 
