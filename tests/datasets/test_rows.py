@@ -426,10 +426,9 @@ def test_moments_are_those_of_the_whole_set(buffer, pieces, written, monkeypatch
     monkeypatch.setattr("rlrun.datasets.reading.PART_ROWS", 300)
     given_ = [episode(n, 20 + n % 50) for n in range(400)]
     source = Listed(given_, facts(), each=400) if pieces == 1 else open_source(str(written(given_, group_rows=300)))
-    rows = DataRows(
-        [(source, 0.6), (source, 0.4)], needs(), typed(DataConfig, PLAIN | {"buffer": buffer, "min_return": 0.0}, "data"),
-        typed(ReplayConfig, MEMORY, "replay"), Seeds(0), 0, torch.device("cpu"),
-    )  # fmt: skip
+    cfg = typed(DataConfig, PLAIN | {"buffer": buffer, "min_return": 0.0}, "data")
+    memory, pairs = typed(ReplayConfig, MEMORY, "replay"), [(source, 0.6), (source, 0.4)]
+    rows = DataRows(pairs, needs(), cfg, memory, Seeds(0), 0, torch.device("cpu"))
     found = rows.read(lambda batch: batch.obs.observation[:-1][batch.valid] if bool(batch.valid.any()) else None)
     assert rows.whole is (buffer == 100_000)
     kept = [one for one in given_ if one.ret >= 0.0]
