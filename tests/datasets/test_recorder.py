@@ -334,7 +334,7 @@ SHARED = ["algo=dqn", "env=rlrun/Identity-v0", "data.path=SET", "resources.num_l
         (["algo=dqn", "runner=offline", "data.path=SET", "env=data", "record=x"], "runner=offline has none"),
         (["algo=es", "env=CartPole-v1", "record=x"], "runner=evolution has none"),
         (["algo=dqn", "env=rlrun/Identity-v0", "data.path=SET", "data.share=0.001"], "leaves rows for both"),
-        ([*SHARED, "algo.batch_size=8", "data.share=0.125"], r"is 1 of the 8 rows .*, which 2 .* data\.share=0\.25 would fit"),
+        ([*SHARED, "algo.batch_size=8", "data.share=0.125"], r"is 1 of the 8 .* 2 .* data\.share=0\.25 would fit"),
         ([*SHARED, "algo.batch_size=8", "data.share=0.9"], r"is 7 of .*; data\.share=0\.75 would fit, with 6 rows"),
         ([*SHARED, "algo.batch_size=2", "data.share=0.5"], r"each has a single row, .* set resources\.num_learners=1"),
         (["algo=dqn", "runner=offline", "env=data", "++data.path={SET: -1.0}"], "must be 0 or more"),
