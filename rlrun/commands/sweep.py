@@ -267,15 +267,9 @@ def new_folder(root: Path) -> Path:
     """Makes a directory named after the date and time; a number is added where that second's name is taken."""
     from datetime import datetime
 
-    name, number = f"{datetime.now():%Y%m%d-%H%M%S}", 1
-    root.mkdir(parents=True, exist_ok=True)
-    while True:
-        path = root / (name if number == 1 else f"{name}-{number}")
-        try:
-            path.mkdir()
-            return path
-        except FileExistsError:
-            number += 1
+    from rlrun.runtime.rundir import new_folder as unused
+
+    return unused(root / f"{datetime.now():%Y%m%d-%H%M%S}")
 
 
 def resume(folder: Path, flags: dict[str, Any]) -> int:
