@@ -16,7 +16,7 @@ from rlrun.cli import _dispatch
 from rlrun.core.errors import UserError
 from rlrun.experiments.record import logs_to_mlflow, write
 from rlrun.loggers.mirror import Mirror, MlflowPlace
-from rlrun.loggers.mlflow import available, open_experiment
+from rlrun.loggers.mlflow import available, open_experiment, store_uri
 
 pytestmark = pytest.mark.skipif(not available(), reason="mlflow is not installed")
 QUICK = {"resources": "debug", "model": {"hidden": (8,)}, "log_every_steps": 20}
@@ -127,8 +127,9 @@ def test_rows_that_a_run_took_back_are_in_none_of_its_curves(logged, answered, t
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_run_that_was_moved_with_its_store_goes_on_there(lost, tmp_path, capsys):
-    """The old folder does not come back. A store that has lost the run is given all of it again."""
-    old, new = tmp_path / "old", tmp_path / "new"
+    """The old folder does not come back. A store that has lost the run is given all of it again. The names of the
+    folders mean something else in an address."""
+    old, new = tmp_path / "old 50%20", tmp_path / "new 100%25?"
     words = ["algo=pg", "env=CartPole-v1", "resources=debug", "model.hidden=[8]", "log_every_steps=20", "algo.fragment_length=5"]  # fmt: skip
     where = ["logger=[mlflow]", "logger.mlflow.wait_sec=120", f"runs_root={old}", f"run_dir={old}/one"]
     assert _dispatch(["train", *words, "algo.batch_size=20", "env_steps=100", *where]) == 0
@@ -136,7 +137,7 @@ def test_a_run_that_was_moved_with_its_store_goes_on_there(lost, tmp_path, capsy
     if lost:
         (new / "mlflow.db").unlink()
     assert _dispatch(["resume", str(new / "one"), "env_steps=200"]) == 0
-    uri = f"sqlite:///{new}/mlflow.db"
+    uri = store_uri(new)
     assert history(uri, only_run(uri)) == rows_of(new / "one") and only_run(uri).info.status == "FINISHED"
     assert not old.exists()
     said = capsys.readouterr().err
