@@ -70,7 +70,7 @@ def store_uri(root: Path) -> str:
 def _address(file: Path) -> str:
     """The address of an SQLite store. SQLAlchemy would read "%" and "?" as the beginning of an escape and of options.
 
-    MLflow makes the folder above a store without reading the escapes, which leaves an empty one beside such a folder."""
+    MLflow makes the folder above a store without reading the escapes, which leaves an empty one beside the folder."""
     return f"sqlite:///{str(file).replace('%', '%25').replace('?', '%3F')}"
 
 
