@@ -1,14 +1,14 @@
 """rlrun plot RUN_DIR [...] [--metric return_mean,entropy] [--out curves.png]
 
 Draws learning curves against env steps and against wall time, for single runs, for a sweep, or for all runs below a
-directory. Runs that differ only in their seed are drawn as one curve: the mean with a band, and the single runs as
-thin lines behind it. The band of five seeds or more is the 95% interval of the mean; that of fewer goes from the
-lowest to the highest. --metric takes one or several names from progress.jsonl, separated by commas; without it,
-returns are drawn, and those of evaluations if the runs learn from data. --metric adaptation draws the returns of
-algo=maml and mbmpo before and after adaptation in one picture, and --metric regret the regret of bandits on a
-logarithmic axis, with that of arms drawn uniformly beside it. --out takes a file name that ends with .png,
-.svg or .html; without it, the picture is curves.png in the directory of the run or sweep, or, of several, in the
-folder that holds them all."""
+directory. Runs that differ only in their seed, or in options that decide nothing of what is learnt, such as
+resources.*, are drawn as one curve: the mean with a band, and the single runs as thin lines behind it. The band of five
+seeds or more is the 95% interval of the mean; that of fewer goes from the lowest to the highest. --metric takes one or
+several names from progress.jsonl, separated by commas; without it, returns are drawn, and those of evaluations if the
+runs learn from data. --metric adaptation draws the returns of algo=maml and mbmpo before and after adaptation in one
+picture, and --metric regret the regret of bandits on a logarithmic axis, with that of arms drawn uniformly beside it.
+--out takes a file name that ends with .png, .svg or .html; without it, the picture is curves.png in the directory of
+the run or sweep, or, of several, in the folder that holds them all."""
 
 from __future__ import annotations
 

@@ -133,7 +133,8 @@ def begin(words: list[str], flags: dict[str, Any]) -> int:
         (job_name(number, varied), [*own, *space.fixed, *(v.word for v in varied)])
         for number, varied in enumerate(grid(space.choices))
     ]
-    check_free(flags, [name for name, _ in jobs])
+    names = [name for name, _ in jobs]
+    check_free(flags, names)
     check = JobCheck(plans=jobs_run_here(flags))
     configs = [check(job, name) for name, job in jobs]  # all are checked now: the last may begin hours from now
     if flags["--dry-run"]:
@@ -141,11 +142,7 @@ def begin(words: list[str], flags: dict[str, Any]) -> int:
             print(masked(f"{name}: rlrun train {' '.join(job)}"))
         print(f"{len(jobs)} job{'s' if len(jobs) > 1 else ''}")
         return 0
-    folder = made(flags, configs[0])
-    from rlrun.experiments.record import write
-
-    write(folder, words, jobs, configs[0])
-    return work(folder, flags)
+    return launch(flags, names, words, jobs, configs[0])
 
 
 def search(words: list[str], space: Any, own: list[str], flags: dict[str, Any]) -> int:
@@ -175,7 +172,8 @@ def search(words: list[str], space: Any, own: list[str], flags: dict[str, Any]) 
         optuna()
     first = [f"{key}={values[0]}" for key, values in space.choices.items()]
     first += [f"{key}={int(one.low) if one.whole else one.text(one.low)}" for key, one in space.intervals.items()]
-    check_free(flags, MADE_BY_PBT if kind == "pbt" else MADE_BY_TRIALS)
+    taken = MADE_BY_PBT if kind == "pbt" else MADE_BY_TRIALS
+    check_free(flags, taken)
     check = JobCheck(plans=jobs_run_here(flags), compares=True)
     config = check([*own, *space.fixed, *first], "at the lowest values")
     if kind == "pbt":
@@ -205,11 +203,27 @@ def search(words: list[str], space: Any, own: list[str], flags: dict[str, Any]) 
         drawn += [f"{key} from {one.low:.12g} to {one.high:.12g}" for key, one in space.intervals.items()]
         print(f"{trials} {'members' if kind == 'pbt' else 'runs'} by {kind}: {'; '.join(drawn)}")
         return 0
-    folder = made(flags, config)
-    from rlrun.experiments.record import write
+    return launch(flags, taken, words, [], config, said)
 
-    write(folder, words, [], config, said)
-    return work(folder, flags)
+
+def launch(
+    flags: dict[str, Any],
+    taken: Sequence[str],
+    words: list[str],
+    jobs: Sequence[tuple[str, Sequence[str]]],
+    config: dict[str, Any],
+    said: dict[str, Any] | None = None,
+) -> int:
+    """Makes the sweep's directory, writes sweep.json there and runs the jobs.
+
+    taken: as check_free takes it. The others are those of record.write()."""
+    from rlrun.experiments.record import held, write
+
+    folder = made(flags, config)
+    with held(folder):
+        check_free(flags, taken)  # another sweep may have begun in --dir while the jobs of this one were checked
+        write(folder, words, jobs, config, said)
+        return work(folder, flags)
 
 
 def made(flags: dict[str, Any], config: dict[str, Any]) -> Path:
@@ -253,28 +267,23 @@ def new_folder(root: Path) -> Path:
     """Makes a directory named after the date and time; a number is added where that second's name is taken."""
     from datetime import datetime
 
-    name, number = f"{datetime.now():%Y%m%d-%H%M%S}", 1
-    root.mkdir(parents=True, exist_ok=True)
-    while True:
-        path = root / (name if number == 1 else f"{name}-{number}")
-        try:
-            path.mkdir()
-            return path
-        except FileExistsError:
-            number += 1
+    from rlrun.runtime.rundir import new_folder as unused
+
+    return unused(root / f"{datetime.now():%Y%m%d-%H%M%S}")
 
 
 def resume(folder: Path, flags: dict[str, Any]) -> int:
     from rlrun.config.saved import refuse_links
     from rlrun.config.signature import signed
-    from rlrun.experiments.record import read
+    from rlrun.experiments.record import held, read
 
     if not (folder / "sweep.json").is_file():
         raise UserError(f"{folder} is not the directory of a sweep: it has no sweep.json")
     if not signed(folder / "sweep.json"):
         refuse_links(folder)
     read(folder, flags["--trust"])  # before anything is written there
-    return work(folder, flags)
+    with held(folder):
+        return work(folder, flags)
 
 
 class RecordedSupply:
@@ -363,12 +372,13 @@ def started(flags: dict[str, Any], folder: Path, cwd: str) -> Iterator[tuple[Sta
 
 
 def work(folder: Path, flags: dict[str, Any]) -> int:
-    """Runs the jobs that are left. Returns 0 when all are done, 1 when one failed, 130 or 143 after a signal."""
+    """Runs the jobs that are left. Returns 0 when all are done, 1 when one failed, 130 or 143 after a signal. The
+    caller holds the directory."""
     from rlrun.experiments.jobs import DONE, Pool, checkpoints, known
-    from rlrun.experiments.record import Parent, held, read
+    from rlrun.experiments.record import Parent, read
     from rlrun.experiments.view import view
 
-    with held(folder), contextlib.ExitStack() as end:
+    with contextlib.ExitStack() as end:
         record = read(folder, flags["--trust"])
         before = [known(job) for job in record.jobs]
         todo = [outcome.job for outcome in before if outcome.status not in DONE]

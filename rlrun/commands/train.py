@@ -136,7 +136,7 @@ def start(values: dict[str, Any], given: dict[str, Any], watch: Any = None, said
     from rlrun.runtime.build import preflight
     from rlrun.runtime.cluster import machine_for
     from rlrun.runtime.data_plan import fill_spec
-    from rlrun.runtime.rundir import RunDir, default_path
+    from rlrun.runtime.rundir import RunDir
     from rlrun.runtime.unused import refuse_unused
 
     values = fill_spec(values)
@@ -145,19 +145,19 @@ def start(values: dict[str, Any], given: dict[str, Any], watch: Any = None, said
     lines = [*said, *([defaults] if defaults else [])]
     config = type_config(values)
     check_logger(values)
-    path = (
-        Path(config.run.run_dir)
-        if config.run.run_dir
-        else default_path(config.run.runs_root, config.algo.name, config.env.name, config.run.seed)
-    )
-    values["run_dir"] = str(path)
     # The path is absolute, so that a run that is resumed from another directory finds its MLflow store.
     values["runs_root"] = str(Path(config.run.runs_root).resolve())
     machine = machine_for(config)
     planned = planned_here(values, machine, given, lines, auto)
     refuse_unused(planned, given)
     callbacks = preflight(planned, machine)
-    directory = RunDir.create(path)
+    run = config.run
+    directory = (
+        RunDir.create(Path(run.run_dir))
+        if run.run_dir
+        else RunDir.new(run.runs_root, config.algo.name, config.env.name, run.seed)
+    )
+    values["run_dir"] = str(directory.path)
     print(f"rlrun train: {config.algorithm_name} on {config.env.name}, seed {config.run.seed}", flush=True)
     for line in lines:
         say(line)
@@ -165,7 +165,7 @@ def start(values: dict[str, Any], given: dict[str, Any], watch: Any = None, said
     from rlrun.config.saved import save_config
     from rlrun.runtime import session
 
-    values = save_config(values, path)
+    values = save_config(values, directory.path)
     return session.run(planned, values, directory, restored=None, watch=watch, callbacks=callbacks)
 
 

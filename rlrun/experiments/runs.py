@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from rlrun.config.types import load_yaml
 from rlrun.core.errors import UserError, closest
 from rlrun.core.saved_files import check_run_config
-from rlrun.experiments.jobs import summary_of
 from rlrun.loggers.jsonl import read as read_rows
 from rlrun.loggers.mlflow import flatten
+from rlrun.runtime.rundir import RunDir
 
 # Options with these prefixes do not change what a run learns, apart from its seed and its end.
 SAME = (
@@ -41,7 +41,7 @@ class SavedRun:
         self.path = path
         self.config = load_yaml(path / "config.yaml")
         check_run_config(self.config, path / "config.yaml")
-        self.summary = summary_of(path)
+        self.summary = RunDir(path).known
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
@@ -200,7 +200,8 @@ def telling(runs: Sequence[SavedRun]) -> list[str]:
 
 
 def groups(runs: Sequence[SavedRun]) -> list[tuple[str, list[SavedRun]]]:
-    """Groups of runs that differ only in their seed, each with a label that tells it from the others."""
+    """Groups of runs that differ only in their seed and in options that decide nothing of what is learnt (SAME), each
+    with a label that tells it from the others."""
     together: dict[str, list[SavedRun]] = {}
     for run in runs:
         together.setdefault(json.dumps(science(run), sort_keys=True, default=str), []).append(run)

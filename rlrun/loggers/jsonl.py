@@ -19,12 +19,14 @@ WAITING = 100_000  # rows that may wait for space on a full disk; the oldest of 
 class Jsonl:
     def __init__(self, path: Path, resume_at: int | None):
         """resume_at: env steps of the restored checkpoint. Later rows are dropped: the run repeats those steps."""
+        self.cut = False  # whether rows were dropped
         if resume_at is not None and path.exists():
             before = path.read_text(errors="replace")
             rows = [(_steps(line), line) for line in before.splitlines()]
             kept = "".join(line + "\n" for steps, line in rows if steps is not None and steps <= resume_at)
             if kept != before:
                 write_atomically(path, kept)
+                self.cut = True
         self.path, self.file = path, path.open("ab", buffering=0)
         self.waiting: deque[bytes] = deque(maxlen=WAITING)
         self.said = False

@@ -6,6 +6,8 @@ status from summary.json. mlflow.json in the directory remembers what has arrive
     uri, run_id, experiment_id   the MLflow run; the address is without passwords
     id                           a tag of the MLflow run, by which it is found if its run_id never came back
     offset                       bytes of progress.jsonl that have been sent
+    offered                      [bytes, CRC-32] of the part of progress.jsonl that may have arrived, from its beginning
+    replaces                     the run_id of an MLflow run whose rows are not the run's any more, until it is marked
     sessions                     [[offset, seconds since 1970], ...]: where a session's rows begin, and when their
                                  time_sec was 0
     parameters                   whether they have been sent
@@ -15,6 +17,9 @@ status from summary.json. mlflow.json in the directory remembers what has arrive
 
 So nothing is lost while a server is away, and sending again sends only what is missing. A batch of which the answer is
 lost is sent a second time; it has the same times and steps then, and MLflow keeps one of two equal points.
+
+A run that goes on from an older checkpoint takes rows back, but MLflow cannot delete points. Where such rows may have
+arrived, the run is logged anew with all of its rows, and the old MLflow run is marked as replaced.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ import os
 import sys
 import time
 import uuid
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
@@ -43,6 +49,7 @@ METRICS, PARAMETERS = 1000, 100  # numbers that MLflow takes at a time
 FIRST_METRICS = 60
 PART_BYTES = 1 << 20  # of progress.jsonl that are read at a time
 LONGEST = 6000  # characters of a parameter's value
+REPLACED = " (replaced)"  # the end of the name of an MLflow run whose rows are not the run's any more
 CHECKPOINT = ("policy.pt", "run.json", "manifest.json")  # files of a checkpoint that become artifacts
 
 
@@ -76,17 +83,16 @@ class MlflowPlace(NamedTuple):
     parent: str | None = None  # the id of the parent MLflow run
 
 
-def _has(client: Any, run_id: str) -> bool:
-    """Whether a store has a run."""
+def _found(client: Any, run_id: str) -> Any:
+    """A run of a store, or None if the store does not have it."""
     from mlflow.exceptions import MlflowException
 
     try:
-        client.get_run(run_id)
+        return client.get_run(run_id)
     except MlflowException as error:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-            return False
+            return None
         raise
-    return True
 
 
 class Mirror:
@@ -105,7 +111,8 @@ class Mirror:
 
     def _remembered(self) -> dict[str, Any]:
         new: dict[str, Any] = {"uri": masked(self.uri), "id": uuid.uuid4().hex, "run_id": None, "experiment_id": None}
-        new |= {"offset": 0, "sessions": [], "parameters": False, "names": {}, "files": {}, "status": None}
+        new |= {"offset": 0, "offered": [0, 0], "sessions": [], "parameters": False, "names": {}, "files": {}}
+        new |= {"status": None, "replaces": None}
         try:
             known = json.loads((self.run_dir / MEMORY).read_text())
         except (OSError, ValueError):
@@ -118,7 +125,25 @@ class Mirror:
             return new  # the run is logged elsewhere from now on, with all of its rows
         if "offset" not in known:  # earlier versions sent every row at once
             known = {**known, "offset": self._size(), "parameters": True}
-        return new | known
+        known = new | known
+        if self._took_back(known):
+            kept = {name: known[name] for name in ("sessions", "names")}
+            return {**new, **kept, "replaces": known["run_id"] or known["replaces"]}
+        return known
+
+    def _took_back(self, known: Mapping[str, Any]) -> bool:
+        """Whether progress.jsonl has lost rows that may have arrived, as far as this memory knows. Others may stand in
+        their place."""
+        length, crc = known["offered"]
+        return max(length, known["offset"]) > self._size() or self._crc(length) != crc
+
+    def _crc(self, length: int) -> int:
+        """The CRC-32 of so many bytes at the beginning of progress.jsonl."""
+        crc = 0
+        with suppress(FileNotFoundError), (self.run_dir / "progress.jsonl").open("rb") as file:
+            while part := file.read(min(PART_BYTES, length)):
+                crc, length = zlib.crc32(part, crc), length - len(part)
+        return crc
 
     def _size(self) -> int:
         try:
@@ -140,7 +165,6 @@ class Mirror:
         # A resumed run has dropped the rows behind its checkpoint.
         sessions = [one for one in self.memory["sessions"] if one[0] < size]
         self.memory["sessions"] = [*sessions, [size, time.time() - last]]
-        self.memory["offset"] = min(self.memory["offset"], size)
         self.memory["status"] = None
         self._write()
 
@@ -192,7 +216,7 @@ class Mirror:
         if self.client is not None:
             return
         client, experiment = open_experiment(self.place.uri, self.place.root, self.place.experiment)
-        if self.memory["run_id"] is not None and not _has(client, self.memory["run_id"]):
+        if self.memory["run_id"] is not None and _found(client, self.memory["run_id"]) is None:
             say("the store does not know this run any more, so it is logged there anew, with all rows")
             sessions = self.memory["sessions"]
             (self.run_dir / MEMORY).unlink(missing_ok=True)
@@ -213,10 +237,24 @@ class Mirror:
                 made = client.create_run(experiment, start_time=int(began * 1000), tags=tags, run_name=name)
                 memory["run_id"] = made.info.run_id
         memory["experiment_id"] = experiment
+        if memory["replaces"] is not None:
+            self._mark_replaced(client)
         if memory["status"] is None:
             client.update_run(memory["run_id"], status="RUNNING")
         self._write()
         self.client = client
+
+    def _mark_replaced(self, client: Any) -> None:
+        """Marks the MLflow run that has rows which the run has taken back."""
+        old, new = self.memory["replaces"], self.memory["run_id"]
+        found = _found(client, old)
+        if found is not None and found.info.lifecycle_stage == "active":
+            client.set_tag(old, "rlrun.replaced_by", new)
+            name = (found.info.run_name or old).removesuffix(REPLACED)  # an earlier answer may have been lost
+            client.update_run(old, status="KILLED", name=f"{name}{REPLACED}")
+            client.set_tag(new, "rlrun.replaces", old)
+            say("the run took back rows that are there, so it is logged anew, with all rows; the old one is marked")
+        self.memory["replaces"] = None
 
     def _tag(self, facts: Mapping[str, Any]) -> None:
         if self.tagged:
@@ -252,6 +290,10 @@ class Mirror:
         metrics: list[Metric] = []
         sent, waiting, end = 0, 0, self.memory["offset"]
         sessions, names = self._sessions(), Names(self.memory["names"])
+        last = max((after for after, _ in self._rows(end)), default=end)
+        if last > end:
+            self.memory["offered"] = [last, self._crc(last)]
+            self._write()
 
         def flush() -> None:
             nonlocal metrics, sent, waiting
@@ -262,6 +304,8 @@ class Mirror:
             self._write()
 
         for after, row in self._rows(self.memory["offset"]):
+            if after > last:
+                break  # it is new, and may not arrive before it is among the offered ones
             base = next((at for begin, at in reversed(sessions) if begin < after), sessions[0][1])
             stamp = int((base + float(row.get("time_sec") or 0.0)) * 1000)
             made = [

@@ -64,7 +64,14 @@ def _client(uri: str):
 
 
 def store_uri(root: Path) -> str:
-    return f"sqlite:///{(root / 'mlflow.db').resolve()}"
+    return _address((root / "mlflow.db").resolve())
+
+
+def _address(file: Path) -> str:
+    """The address of an SQLite store. SQLAlchemy would read "%" and "?" as the beginning of an escape and of options.
+
+    MLflow makes the folder above a store without reading the escapes, which leaves an empty one beside the folder."""
+    return f"sqlite:///{str(file).replace('%', '%25').replace('?', '%3F')}"
 
 
 def store_root(saved: str | Path, folder: Path) -> Path:
@@ -94,14 +101,14 @@ def keeps_files(address: str | None) -> bool:
 def _sqlite_file(uri: str) -> Path | None:
     """The file of an SQLite store, or None if the store is something else, is in memory or is opened with options."""
     name = uri.removeprefix("sqlite:///")
-    return None if name in (uri, "", ":memory:") or name.startswith("file:") or "?" in name else Path(name)
+    return None if name in (uri, "", ":memory:") or name.startswith("file:") or "?" in name else Path(unquote(name))
 
 
 def _create(file: Path) -> None:
     """Creates an SQLite store, whole or not at all, unless the file is there. The caller holds the lock."""
     if file.exists():
         return
-    _set_up(f"sqlite:///{file}")
+    _set_up(_address(file))
     from mlflow.store.tracking import DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
@@ -110,7 +117,7 @@ def _create(file: Path) -> None:
         if rest.name.startswith(beginning):
             rest.unlink()  # an attempt that failed, or whose process ended early, has left it
     new = file.with_name(f"{beginning}{time.time_ns():x}")  # MLflow keeps what it knows of a store under its name
-    store = SqlAlchemyStore(f"sqlite:///{new.absolute()}", DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH)
+    store = SqlAlchemyStore(_address(new.absolute()), DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH)
     store.engine.dispose()  # closes the file, so that its journal is gone too
     if file.exists():  # somebody who does not know the lock has made it
         new.unlink()

@@ -40,3 +40,21 @@ class TensorBoard:
 
     def close(self, status: str, summary: dict[str, Any]) -> None:
         self.writer.close()
+
+
+class Hidden:
+    """Hides what TensorBoard shows of steps that a run takes again without logging there, and writes nothing else."""
+
+    def __init__(self, directory: Path, resume_at: int):
+        TensorBoard(directory, resume_at).close("", {})
+
+    def log(self, row: dict[str, Any]) -> None:
+        pass
+
+    def close(self, status: str, summary: dict[str, Any]) -> None:
+        pass
+
+
+def has_events(directory: Path) -> bool:
+    """Whether a run has logged to TensorBoard."""
+    return any(directory.glob("events.out.tfevents.*"))

@@ -57,6 +57,16 @@ class RunDir:
             raise UserError(f"{path} already holds a run: {way}, or choose another run_dir")
         return made
 
+    @staticmethod
+    def new(root: str, algo: str, env: str, seed: int) -> RunDir:
+        """Makes and locks a directory below `root` for a run that names none, called after the date and time. Raises
+        UserError when it cannot be made."""
+        path = Path(root) / slug(algo) / slug(env) / f"{datetime.now():%Y%m%d-%H%M%S}-seed{seed}"
+        try:
+            return RunDir.create(new_folder(path))
+        except OSError as error:
+            raise UserError(f"the run directory {path} cannot be made: {error.strerror}") from None
+
     def acquire(self) -> None:
         """Takes the lock. Raises UserError if another process holds it or the directory is not writable."""
         try:
@@ -108,13 +118,18 @@ def slug(name: str) -> str:
     return "".join(c if c.isalnum() or c in "-_." else "_" for c in name).lstrip(".") or "_"
 
 
-def default_path(root: str, algo: str, env: str, seed: int) -> Path:
-    base = Path(root) / slug(algo) / slug(env) / f"{datetime.now():%Y%m%d-%H%M%S}-seed{seed}"
-    path, number = base, 1
-    while path.exists():
-        number += 1
-        path = base.with_name(f"{base.name}-{number}")
-    return path
+def new_folder(path: Path) -> Path:
+    """Makes a folder that nobody has, and returns it: this one or, if it is there already, one with a number added.
+    What begins at the same time gets another one, because the first to make a folder has it. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made, number = path, 1
+    while True:
+        try:
+            made.mkdir()
+            return made
+        except FileExistsError:
+            number += 1
+            made = path.with_name(f"{path.name}-{number}")
 
 
 def versions() -> dict[str, str]:

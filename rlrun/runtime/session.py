@@ -40,7 +40,7 @@ from rlrun.loggers.mirror import Mirror, MlflowPlace
 from rlrun.loggers.mirroring import Mirroring
 from rlrun.loggers.mlflow import available, store_root
 from rlrun.loggers.sinks import CLOSE_SEC, Sink, Sinks
-from rlrun.loggers.tensorboard import TensorBoard
+from rlrun.loggers.tensorboard import Hidden, TensorBoard, has_events
 from rlrun.machine.memory import keep_freed
 from rlrun.runtime.advice import ended_rates, notes
 from rlrun.runtime.afterwards import last_words
@@ -348,7 +348,8 @@ def _summary(directory: RunDir, **values: Any) -> dict[str, Any]:
 
 def _loggers(config: Typed, path: Path, resume_at: int | None, shown: bool) -> Sinks:
     chosen = {name: node for name, node in config.run.logger.items() if node["enabled"]}
-    direct: list[Sink] = [Jsonl(path / "progress.jsonl", resume_at)]
+    rows = Jsonl(path / "progress.jsonl", resume_at)
+    direct: list[Sink] = [rows]
     slow: dict = {}
     if "console" in chosen and shown:
         title = f"{config.algorithm_name} on {config.env.name}, seed {config.run.seed}"
@@ -356,6 +357,8 @@ def _loggers(config: Typed, path: Path, resume_at: int | None, shown: bool) -> S
         direct.append(console(end, title, config.run.episode_window))
     if "tensorboard" in chosen:
         slow["tensorboard"] = lambda: TensorBoard(path, resume_at)
+    elif rows.cut and resume_at is not None and has_events(path):
+        slow["tensorboard"] = lambda: Hidden(path, resume_at)
     return Sinks(direct, slow)
 
 

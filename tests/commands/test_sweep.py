@@ -1,5 +1,6 @@
 """rlrun sweep, from its command line to its runs."""
 
+import contextlib
 import json
 import re
 import signal
@@ -154,6 +155,29 @@ def test_a_new_sweep_takes_no_folder_that_exists(tmp_path, made, words):
     (tmp_path / "my sweep" / "sweep.json").write_text("{}")
     with pytest.raises(UserError, match=r"rlrun sweep --resume '.*/my sweep' continues it"):
         _dispatch(["sweep", "algo=pg", *QUICK, *words, "--dir", str(tmp_path / "my sweep")])
+
+
+@pytest.mark.parametrize("words", [["seed=1,2"], [LR, "--search", "pbt", "--trials", "2", "--every", "300"]])
+@pytest.mark.parametrize("over", [False, True])
+def test_a_sweep_that_began_while_the_jobs_of_another_were_checked_keeps_its_record(over, words, tmp_path, monkeypatch):
+    """It may even be over by then."""
+    from rlrun.commands import sweep
+    from rlrun.experiments.record import held
+
+    folder, made = tmp_path / "sweep", sweep.made
+    with contextlib.ExitStack() as other:
+
+        def made_second(flags, config):
+            place = made(flags, config)
+            (place / "sweep.json").write_text("that of the first")
+            if not over:
+                other.enter_context(held(place))
+            return place
+
+        monkeypatch.setattr(sweep, "made", made_second)
+        with pytest.raises(UserError, match="--resume .* continues it" if over else "is in use by process"):
+            _dispatch(["sweep", "algo=pg", *QUICK, *words, "--dir", str(folder)])
+    assert (folder / "sweep.json").read_text() == "that of the first"
 
 
 def test_a_run_that_was_interrupted_at_its_end_is_finished(tmp_path):

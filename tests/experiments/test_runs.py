@@ -1,5 +1,6 @@
 """Saved runs, and what plot, compare and report make of them."""
 
+import contextlib
 import copy
 import json
 import re
@@ -11,6 +12,7 @@ from conftest import compose
 
 from rlrun.cli import _dispatch
 from rlrun.core.errors import UserError
+from rlrun.core.run_lock import RunLock
 from rlrun.experiments.runs import differing, find, groups, telling
 
 BASE = ("algo=pg", "env=CartPole-v1", "logger=[]")
@@ -334,6 +336,22 @@ def test_reports_say_it_all_and_need_nothing_else(runs, tmp_path):
     assert text.index('<td class="left">pg lr=0.004</td>') < text.index('<td class="left">pg lr=0.1</td>'), (
         "the best setting comes first"
     )
+
+
+def test_a_run_whose_process_was_killed_is_not_shown_as_running(runs, tmp_path, capsys):
+    """One that a process still holds is."""
+    killed = saved(tmp_path / "killed", *BASE, status="RUNNING")
+    for status in ("FAILED", "RUNNING"):
+        with contextlib.ExitStack() as end:
+            if status == "RUNNING":
+                lock = RunLock(killed)
+                lock.acquire()
+                end.callback(lock.release)
+            assert _dispatch(["compare", str(killed), str(runs / "pg-1")]) == 0
+            assert re.search(rf"status\s+{status}\s+COMPLETED\n", capsys.readouterr().out)
+            assert _dispatch(["report", str(killed)]) == 0
+            text = (killed / "report.html").read_text()
+            assert f">{status.lower()}<" in text and ("its process ended without a word" in text) == (status == "FAILED")
 
 
 def test_a_run_without_a_finished_game_has_a_report(tmp_path):

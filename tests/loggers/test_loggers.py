@@ -108,6 +108,26 @@ def test_histograms_of_returns_and_actions(tmp_path, words, actions):
         assert max(event.histogram_value.max for event in drawn) <= high
 
 
+@pytest.mark.parametrize("between", ["[tensorboard]", "[]"])
+def test_tensorboard_shows_no_steps_that_a_run_took_back(between, tmp_path):
+    """Also where the session that took them back did not log there; only its own steps are missing then."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    path = tmp_path / "run"
+    run = ["algo=pg", "env=CartPole-v1", "algo.fragment_length=5", "algo.batch_size=20", "resources=debug"]
+    run += ["model.hidden=[8]", "checkpoint.every=40", "checkpoint.keep=9", f"run_dir={path}", "env_steps=120"]
+    assert _dispatch(["train", *run, "logger=[tensorboard]", "log_every_steps=20"]) == 0
+    back = ["checkpoint=40", "env_steps=140", "log_every_steps=30", f"logger={between}"]
+    assert _dispatch(["resume", str(path), *back]) == 0
+    over = json.loads((path / "summary.json").read_text())["env_steps"]
+    assert _dispatch(["resume", str(path), "env_steps=200", "logger=[tensorboard]"]) == 0
+    rows = [json.loads(line)["env_steps"] for line in (path / "progress.jsonl").read_text().splitlines()]
+    events = EventAccumulator(str(path))
+    events.Reload()
+    shown = [event.step for event in events.Scalars("updates")]
+    assert shown == [step for step in rows if between != "[]" or not 40 < step <= over]
+
+
 def test_tensorboard_leaves_out_what_is_no_number(tmp_path):
     """A callback may put a text or None into a row."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -16,7 +16,7 @@ from rlrun.cli import _dispatch
 from rlrun.core.errors import UserError
 from rlrun.experiments.record import logs_to_mlflow, write
 from rlrun.loggers.mirror import Mirror, MlflowPlace
-from rlrun.loggers.mlflow import available, open_experiment
+from rlrun.loggers.mlflow import available, open_experiment, store_uri
 
 pytestmark = pytest.mark.skipif(not available(), reason="mlflow is not installed")
 QUICK = {"resources": "debug", "model": {"hidden": (8,)}, "log_every_steps": 20}
@@ -92,10 +92,44 @@ def test_sync_sends_what_is_missing_and_nothing_twice(tmp_path, capsys):
     assert history(uri, only_run(uri)) == rows, "the run is the same, and so are its points"
 
 
+@pytest.mark.parametrize(
+    ("logged", "answered"), [(True, True), (True, False), (False, True)], ids=["logged", "answer lost", "not logged"]
+)
+def test_rows_that_a_run_took_back_are_in_none_of_its_curves(logged, answered, tmp_path, capsys):
+    """The run goes back to an older checkpoint and takes other steps from there. Its MLflow run is replaced, because
+    MLflow deletes no points. answered: whether it is known what had arrived. logged: whether the session that took the
+    rows back logged to MLflow; its file is longer than the old one in any case."""
+    path, uri = tmp_path / "run", f"sqlite:///{tmp_path / 'store.db'}"
+    words = [f"logger.mlflow.uri={uri}", "logger.mlflow.wait_sec=120", "checkpoint.every=40", "checkpoint.keep=9"]
+    rlrun.train(ALGO, "CartPole-v1", env_steps=120, logger=["mlflow"], run_dir=path, quiet=True, overrides=words, **QUICK)
+    old, before = only_run(uri), rows_of(path)
+    if not answered:
+        memory = json.loads((path / "mlflow.json").read_text())
+        (path / "mlflow.json").write_text(json.dumps({**memory, "offset": 0}))
+    capsys.readouterr()
+    other = ["env_steps=300", "log_every_steps=30", *([] if logged else ["logger=[]"])]
+    assert _dispatch(["resume", str(path), "checkpoint=40", *other]) == 0
+    sync = ["sync", str(path), f"logger.mlflow.uri={uri}"]
+    assert _dispatch(sync) == 0
+    told = capsys.readouterr()
+    assert ("nothing was missing" in told.out) == logged and "it is logged anew, with all rows" in told.err
+    one = client(uri)
+    runs = one.search_runs([old.info.experiment_id], order_by=["attributes.start_time"])
+    (replaced,), (run,) = ([r for r in runs if (r.info.run_id == old.info.run_id) == first] for first in (True, False))
+    assert history(uri, run) == rows_of(path) and not before.keys() <= rows_of(path).keys()
+    assert history(uri, replaced) == before and replaced.info.status == "KILLED"
+    assert replaced.info.run_name == f"{run.info.run_name} (replaced)"
+    assert replaced.data.tags["rlrun.replaced_by"] == run.info.run_id
+    assert run.data.tags["rlrun.replaces"] == old.info.run_id and run.info.status == "FINISHED"
+    assert _dispatch(["resume", str(path), "env_steps=360"]) == 0 and _dispatch(sync) == 0
+    assert history(uri, run) == rows_of(path), "a run that keeps its rows goes on in its MLflow run"
+
+
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_run_that_was_moved_with_its_store_goes_on_there(lost, tmp_path, capsys):
-    """The old folder does not come back. A store that has lost the run is given all of it again."""
-    old, new = tmp_path / "old", tmp_path / "new"
+    """The old folder does not come back. A store that has lost the run is given all of it again. The names of the
+    folders mean something else in an address."""
+    old, new = tmp_path / "old 50%20", tmp_path / "new 100%25?"
     words = ["algo=pg", "env=CartPole-v1", "resources=debug", "model.hidden=[8]", "log_every_steps=20", "algo.fragment_length=5"]  # fmt: skip
     where = ["logger=[mlflow]", "logger.mlflow.wait_sec=120", f"runs_root={old}", f"run_dir={old}/one"]
     assert _dispatch(["train", *words, "algo.batch_size=20", "env_steps=100", *where]) == 0
@@ -103,7 +137,7 @@ def test_a_run_that_was_moved_with_its_store_goes_on_there(lost, tmp_path, capsy
     if lost:
         (new / "mlflow.db").unlink()
     assert _dispatch(["resume", str(new / "one"), "env_steps=200"]) == 0
-    uri = f"sqlite:///{new}/mlflow.db"
+    uri = store_uri(new)
     assert history(uri, only_run(uri)) == rows_of(new / "one") and only_run(uri).info.status == "FINISHED"
     assert not old.exists()
     said = capsys.readouterr().err

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from rlrun.cli import _dispatch
+from rlrun.config.types import load_yaml
 from rlrun.core.errors import UserError
 from rlrun.core.run_lock import Held, RunLock, held, holder
+from rlrun.core.saved_files import read_summary
 from rlrun.runtime.rundir import RunDir
 
 ROOT = Path(__file__).parents[2]
@@ -112,3 +115,31 @@ def test_a_run_directory_in_use_says_by_whom(tmp_path):
     one.release()
     two.acquire()
     two.release()
+
+
+def test_two_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
+    """The second one begins when the first has passed its checks."""
+    from rlrun.runtime import build, rundir
+
+    class Standing(rundir.datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return cls(2026, 1, 2, 3, 4, 5, tzinfo=tz)
+
+    words = ["algo=pg", "env=CartPole-v1", "env_steps=50", "resources=debug", "logger=[]", f"runs_root={tmp_path}"]
+    preflight = build.preflight
+
+    def second_begins(*planned):
+        monkeypatch.setattr(build, "preflight", preflight)
+        assert _dispatch(["train", *words]) == 0
+        return preflight(*planned)
+
+    monkeypatch.setattr(rundir, "datetime", Standing)
+    monkeypatch.setattr(build, "preflight", second_begins)
+    assert _dispatch(["train", *words]) == 0
+    name = "20260102-030405-seed0"
+    runs = tmp_path / "pg" / "CartPole-v1"
+    assert sorted(path.name for path in runs.iterdir()) == [name, f"{name}-2"]
+    for path in runs.iterdir():
+        assert read_summary(path / "summary.json")["status"] == "COMPLETED"
+        assert load_yaml(path / "config.yaml")["run_dir"] == str(path)
