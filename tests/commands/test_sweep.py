@@ -195,8 +195,9 @@ def test_a_run_that_was_interrupted_at_its_end_is_finished(tmp_path):
     again = outcomes(folder)
     for name in done:
         assert again[name]["status"] == "COMPLETED" and "env steps" in again[name]["reason"]
-        for key in ("env_steps", "return_mean", "wall_sec"):
-            assert again[name][key] == pytest.approx(done[name][key], abs=0.5)
+        for key in ("env_steps", "return_mean"):
+            assert again[name][key] == pytest.approx(done[name][key])
+        assert -0.5 < again[name]["wall_sec"] - done[name]["wall_sec"] < 10, "finishing it takes a moment"
 
 
 @pytest.mark.parametrize(
