@@ -55,9 +55,11 @@ def batches(it: Translation) -> None:
 
 
 def _on_policy(it: Translation, length: Any, batch: Any, envs: int, learners: int) -> None:
-    rows, columns = _whole(it, length, float(batch), envs)
+    adjusted = _adjusted(it, length, float(batch), envs)
+    rows, columns = _whole(it, adjusted, float(batch), envs)
     total = rows * columns
     why = f"of {columns} environments" + (f", where RLlib's {envs} take turns" if columns > envs else "")
+    why += "" if adjusted == length else f"; fragments of {length} rows do not make up {batch}, so RLlib changes them"
     it.set(f"{it.inner}.fragment_length", rows, *LENGTHS, why=why)
     why = "" if total == batch else f"RLlib rounds {batch} up to whole fragments of all {envs} environments"
     it.set(f"{it.inner}.batch_size", total, *SIZES, why=why)
@@ -121,6 +123,16 @@ def _regularized(it: Translation, batch: int) -> None:
         it.say(key, "dropped", why="rows are drawn one by one from the data")
     for key in ("n_step", "prioritized_replay"):
         it.say(key, "not mapped" if it.given.get(key) else "dropped", why=f"RLlib's CRR has no {key}")
+
+
+def _adjusted(it: Translation, length: Any, batch: float, envs: int) -> Any:
+    """Returns the length of the fragments that RLlib collects.
+
+    From 1.4 on its PPO gives up the file's length where fragments of all environments do not make up the batch. (It
+    divided without the remainder up to 1.13.0.)"""
+    if it.core != "ppo" or it.era != "middle" or length == "auto" or batch % (int(length) * envs) == 0:
+        return length
+    return math.ceil(batch / envs)
 
 
 def _whole(it: Translation, length: Any, batch: float, envs: int) -> tuple[int, int]:

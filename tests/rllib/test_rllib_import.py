@@ -370,18 +370,37 @@ def test_memory_exploration_and_whole_episodes():
     noise = values("2.7", "dqn/cartpole-dqn-param-noise.yaml")
     assert (noise["algo.exploration.kind"], noise["algo.exploration.epsilon"]) == ("parameter_noise", 0.01)
     assert noise["algo.exploration.noise_epsilon"] == 0.01 and noise["algo.random_steps"] == 10_000
-    hopper = values("0.7.0", "hopper-ppo.yaml")  # each of 64 environments plays until it has 2,500 rows
+
+    def of_its_time(name):
+        return values("0.7.0", name, config={**RELEASES["0.7.0"][name]["config"], "sample_batch_size": 200})
+
+    hopper = of_its_time("hopper-ppo.yaml")  # each of 64 environments plays until it has 2,500 rows
     assert (
         hopper["runner.complete_episodes"] is True
         and hopper["algo.fragment_length"] == 2600
         and hopper["algo.batch_size"] == 166_400
     )
-    cheetah = values("0.7.0", "halfcheetah-ppo.yaml")  # two rounds of 200 rows from 256 environments
+    cheetah = of_its_time("halfcheetah-ppo.yaml")  # two rounds of 200 rows from 256 environments
     assert (
         cheetah["algo.fragment_length"] == 200
         and cheetah["algo.batch_size"] == 102_400
         and cheetah["algo.batch_size"] % cheetah["algo.minibatch_size"] == 0
     )
+
+
+@pytest.mark.parametrize(
+    "name, rows, batch",
+    [
+        ("ppo/pendulum-ppo.yaml", 26, 520),  # 512 of 20 environments
+        ("ppo/halfcheetah-ppo.yaml", 256, 65_536),
+        ("ppo/hopper-ppo.yaml", 2500, 160_000),  # whole episodes
+        ("ppo/pong-ppo.yaml", 32, 5120),
+        ("ppo/cartpole-ppo.yaml", 200, 4000),  # whole rounds, which stay as they are
+    ],
+)
+def test_ppo_changes_fragments_that_do_not_make_up_the_batch(name, rows, batch):
+    made = values("1.13", name)
+    assert (made["algo.fragment_length"], made["algo.batch_size"]) == (rows, batch)
 
 
 def test_the_older_defaults_are_those_of_their_time():
