@@ -12,7 +12,7 @@ from typing import Any
 
 from rlrun.rllib.team import GROUP, OVERRIDES, Own, Team, merged, told
 from rlrun.rllib.translation import JOINT, OFF_POLICY, Q_LEARNING, Translation
-from rlrun.rllib.yaml_files import Line, flattened, flow, options_of
+from rlrun.rllib.yaml_files import Line, flattened, flow
 
 LOST = {  # options without a counterpart: (why, the values with which nothing is lost)
     "policy_map_capacity": ("all policies stay in memory", None),
@@ -82,6 +82,8 @@ def steps_of_agents(one: Translation) -> None:
         for source in (one.given, one.defaults):
             if name in source:
                 made = _divided(source[name], number, name in POINTS)
+                if source is one.given and name in one.grids:
+                    one.grids[name] = [_divided(value, number, name in POINTS) for value in one.grids[name]]
                 if made != source[name]:
                     one.converted.setdefault(name, (source[name], why))
                     source[name] = made
@@ -89,9 +91,6 @@ def steps_of_agents(one: Translation) -> None:
 
 def _divided(value: Any, number: int, points: bool) -> Any:
     """A number of agent steps, or points [steps, value], in env steps."""
-    several = options_of(value)
-    if several is not None:
-        return {"grid_search": [_divided(one, number, points) for one in several]}
     if points:
         pairs = isinstance(value, list) and all(isinstance(one, list) and len(one) == 2 for one in value)
         return [[round(step / number), height] for step, height in value] if pairs else value

@@ -10,7 +10,6 @@ from rlrun.rllib.networks import memories, sequence_length
 from rlrun.rllib.q_learning import replayed
 from rlrun.rllib.slates import BANDITS
 from rlrun.rllib.translation import DREAMING, EVOLUTION, IMITATION, JOINT, META, SEARCHING, Translation
-from rlrun.rllib.yaml_files import options_of
 
 LENGTHS = ("rollout_fragment_length", "sample_batch_size")
 SIZES = ("train_batch_size", "train_batch_size_per_learner")
@@ -161,7 +160,7 @@ def _minibatch(it: Translation, total: int, workers: int) -> None:
         most = min(max(rows, unit), total)
         return next((size for size in range(most, 0, -1) if total % size == 0 and size % unit == 0), total)
 
-    several = next((options_of(it.given[key]) for key in keys if options_of(it.given.get(key)) is not None), None)
+    several = next((it.grids[key] for key in keys if key in it.grids), None)
     target, share = f"{it.inner}.minibatch_size", 1 if it.team is None else it.team.share
     if several is not None:
         it.made.grid[target] = [fitting(max(1, int(one) * workers // share)) for one in several]

@@ -43,6 +43,7 @@ from rlrun.rllib.translation import (
     SOFT,
     WITH_VALUE,
     Translation,
+    first_of,
 )
 from rlrun.rllib.vain import leave_out
 from rlrun.rllib.yaml_files import NESTED, Imported, Line, around, flow, machinery, numbers, options_of, rounded, slug
@@ -232,7 +233,7 @@ class Experiment(Translation):
                 plain in (*SAMPLERS, "num_rollout_workers") and self.core in META
             )
             if plain in unseen and not learns:
-                self.say(key, "dropped", why=unseen[plain])
+                self.say(key, "dropped", why=unseen[plain], whatever=True)
 
     # Everything else
 
@@ -303,8 +304,8 @@ class Experiment(Translation):
         if self.core in ("ppo", "ddppo"):
             special["vf_loss_coeff"] = lambda value: 2.0 * float(value)
         if self.given.get("lr_schedule") is not None and self.core not in OFF_POLICY:
-            self.set(f"{self.inner}.lr", self.given["lr_schedule"], "lr_schedule")
-            self.say("lr", "dropped", why="lr_schedule wins")
+            if self.convert(f"{self.inner}.lr", "lr_schedule", _plain):
+                self.say("lr", "dropped", why="lr_schedule wins")
         if self.given.get("horizon") and self.atari:
             frames = int(self.given["horizon"]) * 4
             self.set("env.max_frames", frames, "horizon", why="4 frames for every env step")
@@ -322,20 +323,13 @@ class Experiment(Translation):
                 self.say(key, "not mapped", why=f"rlrun knows no such option of {self.run}")
             elif row["rlrun"] is None or row["rlrun"] == "callbacks":
                 lost = "same" in row and value != row["same"]
-                self.say(key, "not mapped" if lost else "dropped", why=row.get("why", ""))
-            elif options_of(value) is not None:
-                self._grid(key, row["rlrun"], [special.get(plain, _plain)(one) for one in options_of(value) or []])
+                self.say(key, "not mapped" if lost else "dropped", why=row.get("why", ""), whatever="same" not in row)
             else:
                 try:
                     why = row.get("why", "") if plain in CONVERTED and plain in special else ""
-                    self.set(row["rlrun"], special.get(plain, _plain)(value), key, why=why)
+                    self.convert(row["rlrun"], key, special.get(plain, _plain), why=why)
                 except (KeyError, ValueError, TypeError):
                     self.say(key, "not mapped", why=f"{row['rlrun']} cannot be {value!r}")
-
-    def _grid(self, key: str, target: str, values: list[Any]) -> None:
-        self.made.grid[target] = values
-        if not self.set(target, values[0], key, why=f"the first of {len(values)}; the file's head has the sweep"):
-            del self.made.grid[target]
 
     def _around(self, others: dict[str, Any]) -> None:
         """Lists what stands beside `config` in the experiment."""
@@ -359,7 +353,8 @@ class Experiment(Translation):
         """What ends the run, and what it is to reach."""
         reached: float | None = None
         steps: float | None = None
-        for where, criteria in (("stop", self.stop), ("pass_criteria", self.passes)):
+        parts = (("stop", self.stop, self.stop_grids), ("pass_criteria", self.passes, self.pass_grids))
+        for where, criteria, grids in parts:
             for key, value in criteria.items():
                 last, name = key.rsplit("/", 1)[-1], f"{where}.{key}"
                 how, became, why = "not mapped", "", "rlrun ends at a return, a number of env steps or a time"
@@ -405,7 +400,8 @@ class Experiment(Translation):
                     steps = min(own, own if steps is None else steps)
                 elif last == "training_iteration":
                     why = "iterations of RLlib's loop have no fixed number of env steps here; env_steps= ends a run"
-                self.made.lines.append(Line(name, value, how, became, why))  # type: ignore[arg-type]
+                said = {"grid_search": grids[key]} if key in grids else value
+                self.made.lines.append(Line(name, said, how, became, first_of(grids.get(key), why)))  # type: ignore[arg-type]
         why = "" if steps is not None else "the file names no number of env steps; RLlib's Atari tables end there"
         self.set("env_steps", rounded(steps if steps is not None else FILES_END), why=why)
         if reached is not None and steps is not None:

@@ -207,6 +207,21 @@ def flattened(config: dict[str, Any]) -> dict[str, Any]:
     return {key: several[key][0] if len(several[key] or []) == 1 else value for key, value in made.items()}  # type: ignore[index]
 
 
+def without_grids(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """Returns the options of a config under dotted keys, with the first value of every grid, and the values of all
+    grids by their keys. The grid of a whole group has the group's key. An empty grid stays as it is."""
+    grids: dict[str, list[Any]] = {}
+
+    def first(key: str, value: Any) -> Any:
+        several = options_of(value)
+        if several and len(several) > 1:
+            grids[key] = several
+        return several[0] if several else value
+
+    plain = {key: first(key, value) for key, value in config.items()}
+    return {key: first(key, value) for key, value in flattened(plain).items()}, grids
+
+
 def machinery() -> dict[str, str]:
     """Maps options that do not affect algorithms to the reason why they are left out."""
     groups = data("machinery.yaml")

@@ -479,6 +479,47 @@ def test_what_a_grid_loses_is_said():
     assert one.grid == {"algo.num_epochs": [3, 5]}
 
 
+SWITCHES = [[[0, 1e-3], [10, 1e-4]], [[0, 1e-2], [10, 1e-4]]]
+GRIDS = [  # (run, options, the option that is a grid, what its line says, values that are written, the file's own grid)
+    ("DQN", {"prioritized_replay": [False, True]}, "prioritized_replay", ("mapped", "replay=uniform"), {"replay._choice": "uniform"}, {}),
+    ("DQN", {"soft_q": [False, True]}, "soft_q", ("dropped", ""), {"algo.exploration.kind": "epsilon_greedy"}, {}),
+    ("DQN", {"parameter_noise": [False, True]}, "parameter_noise", ("dropped", ""), {"algo.exploration.kind": "epsilon_greedy"}, {}),
+    ("DQN", {"per_worker_exploration": [False, True]}, "per_worker_exploration", ("dropped", ""), {"algo.exploration.epsilon_min": None}, {}),
+    ("PPO", {"lr": 1e-3, "lr_schedule": SWITCHES}, "lr_schedule", ("mapped", "algo.lr="), {"algo.lr": SWITCHES[0]}, {"algo.lr": SWITCHES}),
+    ("DQN", {"lr_schedule": SWITCHES}, "lr_schedule", ("mapped", "algo.lr="), {"algo.lr": SWITCHES[0]}, {"algo.lr": SWITCHES}),
+    ("DDPG", {"lr_schedule": SWITCHES}, "lr_schedule", ("mapped", "algo.actor_lr="), {"algo.actor_lr": SWITCHES[0], "algo.critic_lr": SWITCHES[0]}, {}),
+    ("PPO", {"model": {"use_lstm": {"grid_search": [False, True]}}}, "model.use_lstm", ("dropped", ""), {}, {}),
+    ("APPO", {"_separate_vf_optimizer": [False, True]}, "_separate_vf_optimizer", ("dropped", ""), {}, {}),
+    ("SAC", {"_use_beta_distribution": [False, True]}, "_use_beta_distribution", ("dropped", ""), {}, {}),
+    ("PPO", {"evaluation_interval": [2, 1]}, "evaluation_interval", ("mapped", "eval.every=8000"), {}, {}),
+    ("PPO", {"model": [{"fcnet_hiddens": [8]}, {}]}, "model", ("not mapped", ""), {"model.hidden": [8]}, {}),
+    ("DQN", {"exploration_config": [{"type": "SoftQ"}, {"type": "Random"}]}, "exploration_config", ("not mapped", ""), {"algo.exploration.kind": "soft_q"}, {}),
+    ("A2C", {"grad_clip": [40.0, 10.0]}, "grad_clip", ("mapped", "algo.max_grad_norm=0.2"), {}, {"algo.max_grad_norm": [0.2, 0.05]}),
+    ("IMPALA", {"entropy_coeff": [0.01, -0.02]}, "entropy_coeff", ("mapped", "algo.entropy_coef=0.01"), {}, {"algo.entropy_coef": [0.01, 0.02]}),
+    ("PPO", {"sample_batch_size": 200, "vf_clip_param": [1.0, 2.0]}, "vf_clip_param", ("mapped", "algo.value_clip=1.0"),
+     {"algo.value_loss_clip": 0.0}, {"algo.value_clip": [1.0, 2.0]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("run, config, key, line, wanted, grid", GRIDS)
+def test_the_first_value_of_a_grid_is_translated_and_the_others_are_said(run, config, key, line, wanted, grid):
+    top = {name: {"grid_search": value} if isinstance(value, list) else value for name, value in config.items()}
+    values, said, one = told_of(run, top)
+    how, became, why = said[key]
+    assert how == line[0] and became.startswith(line[1]) and "the first of 2" in why
+    assert {name: values[name] for name in wanted} == wanted and one.grid == grid
+    assert "lr" not in config or said["lr"][2] == "lr_schedule wins"
+
+
+def test_grids_of_steps_and_of_the_end_are_translated():
+    config = {"horizon": {"grid_search": [100, 200]}, "framework": {"grid_search": ["tf", "torch"]}}
+    stop = {"timesteps_total": {"grid_search": [5000, 9000]}}
+    values, said, _ = told_of("PPO", config, "PongNoFrameskip-v4", stop=stop)
+    assert (values["env.max_frames"], values["env_steps"]) == (400, 5000)
+    assert all("the first of 2" in said[key][2] for key in ("horizon", "stop.timesteps_total"))
+    assert said["framework"][2] == "everything is PyTorch"  # whatever its value
+
+
 def test_sticky_actions_are_those_of_the_id():
     (one,) = translate(
         "a", {"run": "PPO", "env": "ale_py:ALE/Breakout-v5", "config": {"env_config": {"frameskip": 1}}}, "a"
