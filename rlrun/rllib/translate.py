@@ -115,9 +115,30 @@ def experiment_on(
     several = isinstance(config.get(GROUP), dict) or "policies" in config
     try:
         place = environment(env, inside or {}, several)
-        return Experiment(name, run, env, config, experiment, source, place, team_of(config, place, run))
+        return _accepted(name, run, env, config, experiment, source, place)
     except UserError as error:
         raise UserError(f"{source}, {name}: {error}") from None
+
+
+def _accepted(
+    name: str,
+    run: str,
+    env: str,
+    config: dict[str, Any],
+    experiment: dict[str, Any],
+    source: str,
+    place: Environment,
+) -> Experiment:
+    """Translates an experiment until rlrun accepts all that is left of its values.
+
+    A refused option has RLlib's default, and others may be computed from it: the translation begins again without it.
+    """
+    refused: dict[str, str] = {}
+    while True:
+        made = Experiment(name, run, env, config, experiment, source, place, team_of(config, place, run), refused)
+        if made.misfits.keys() <= refused.keys():
+            return made
+        refused |= made.misfits
 
 
 class Experiment(Translation):
@@ -133,9 +154,10 @@ class Experiment(Translation):
         source: str,
         place: Environment,
         team: Team | None,
+        refused: dict[str, str],
     ):
-        """env: RLlib's name of the environment `place`."""
-        super().__init__(name, run, config, experiment, source, place, team)
+        """env: RLlib's name of the environment `place`. refused: as a Translation has it."""
+        super().__init__(name, run, config, experiment, source, place, team, refused)
         kwargs = config.get("env_config")
         self._env(env, kwargs if isinstance(kwargs, dict) else {})
         if self.core == "cql" and self.discrete:
@@ -159,7 +181,7 @@ class Experiment(Translation):
             dense_model(self)
         losses(self)
         self._sampling()
-        agents(self, lambda other: Experiment(name, run, env, other, {}, source, place, team_of(other, place, run)))
+        agents(self, lambda other: _accepted(name, run, env, other, {}, source, place))
         data(self)
         estimates(self)
         evaluation(self)
@@ -329,7 +351,7 @@ class Experiment(Translation):
                     why = row.get("why", "") if plain in CONVERTED and plain in special else ""
                     self.convert(row["rlrun"], key, special.get(plain, _plain), why=why)
                 except (KeyError, ValueError, TypeError):
-                    self.say(key, "not mapped", why=f"{row['rlrun']} cannot be {value!r}")
+                    self.refuse(f"{row['rlrun']} cannot be {value!r}", key)
 
     def _around(self, others: dict[str, Any]) -> None:
         """Lists what stands beside `config` in the experiment."""

@@ -153,9 +153,18 @@ class Translation:
     minibatch_rows: int | None = None  # rows of one policy in RLlib's minibatches; None: there are none
 
     def __init__(
-        self, name: str, run: str, config: dict, experiment: dict, source: str, env: Environment, team: Team | None
+        self,
+        name: str,
+        run: str,
+        config: dict[str, Any],
+        experiment: dict[str, Any],
+        source: str,
+        env: Environment,
+        team: Team | None,
+        refused: dict[str, str],
     ):
-        """team: who has which policy; None: there is one agent."""
+        """team: who has which policy; None: there is one agent. refused: options of the file that are to have RLlib's
+        defaults, and why."""
         self.run, self.source, self.env, self.team = DEFAULTS_OF.get(run, run), source, env, team
         (self.stop, self.stop_grids), (self.passes, self.pass_grids) = (
             without_grids(experiment.get(part) or {}) for part in ("stop", "pass_criteria")
@@ -175,9 +184,10 @@ class Translation:
                 self.defaults["replay_buffer_config.type"] = "MultiAgentReplayBuffer"
             elif self.run in ("APEX", "APEX_DDPG"):
                 self.defaults.pop("training_intensity", None)
+        self.misfits: dict[str, str] = {}  # options of the file whose values rlrun does not accept, and why
         nothing = {key for key, value in self.given.items() if value is None and self._means_nothing(key)}
-        unfit = {key: why for key in self.given if (why := self._wrong_kind(key)) is not None}
-        refused = {key: self.given.pop(key) for key in list(self.given) if key in unfit or key in nothing}
+        unfit = {key: why for key in self.given if (why := refused.get(key) or self._wrong_kind(key)) is not None}
+        without = {key: self.given.pop(key) for key in list(self.given) if key in unfit or key in nothing}
         self.curious = self._sub_exploration()
         self.outer, self.core, why = self._algorithms(RUNS[run])
         for group in ("exploration_config", "replay_buffer_config"):
@@ -202,11 +212,13 @@ class Translation:
             self.made.inner = self.core
             chosen += f" algo@algo.inner={self.core}"
         self.made.lines.append(Line("run", run, "mapped", chosen, why))
-        self.taken: set[str] = set(refused)
-        for key, value in refused.items():
+        self.taken: set[str] = set()
+        self.refused = unfit  # options of the file that have RLlib's defaults, and why
+        for key, value in without.items():
             how: How = "dropped" if key in nothing else "not mapped"
-            why = self.first_of(key, OFF) if key in nothing else unfit[key]
-            self.made.lines.append(Line(key, self._grid_or(key, value), how, "", why))
+            why = self.first_of(key, OFF) if key in nothing else _short(unfit[key], value)
+            self.made.lines.append(Line(self.shown.get(key, key), self._grid_or(key, value), how, "", why))
+        self.grids = {key: values for key, values in self.grids.items() if key not in without}
         for key in GROUPS:
             if key in self.grids and key not in self.given:
                 self.made.lines.append(Line(key, self._grid_or(key, None), "not mapped", "", self.first_of(key)))
@@ -344,10 +356,14 @@ class Translation:
         if key in self.converted:
             value, unit = self.converted[key]
             why = f"{unit}; {why}" if why else unit
-        if isinstance(value, str) and len(value) > SHOWN:
-            why = why.replace(value.rsplit(".", 1)[-1], f"{value[:SHOWN]}...")
+        why = _short(why, value)
         if key in self.given:
             self.made.lines.append(Line(name, value, how, became, why))
+        elif key in self.refused:  # it has a line, and what is written in its place is listed as added
+            target = became.partition("=")[0]
+            target = target if target in self.made.values else f"{target}._choice"
+            why = f"RLlib's default, because {name} is refused" + (f"; {why}" if why else "")
+            self.reasons |= {target: why} if how == "mapped" else {}
         elif key in self.defaults and how != "dropped":
             self.made.lines.append(Line(name, value, how, became, why, given=False))
 
@@ -356,10 +372,9 @@ class Translation:
 
         Returns whether rlrun accepts the value. If it does not, nothing is written and the reason is listed."""
         self._take(keys)
-        problem = self._misfit(target, value)
+        problem = self.misfit_of(target, value)
         if problem is not None:
-            for key in keys:
-                self.say(key, "not mapped", why=problem)
+            self.refuse(problem, *keys)
             return False
         self.made.values[target] = value
         self.reasons[target] = why
@@ -376,9 +391,9 @@ class Translation:
         if several is None:
             return self.set(target, made(self.get(key)), key, *others, why=why)
         values = [made(one) for one in several]
-        wrong = next((one for one in values if self._misfit(target, one) is not None), None)
-        if wrong is not None:
-            return self.set(target, wrong, key, *others)
+        wrong = [one for one in values if self.misfit_of(target, one) is not None]
+        if wrong:
+            return self.set(target, wrong[0], key, *others)
         self.made.grid[target] = values
         first = f"the first of {len(values)}; the file's head has the sweep"
         return self.set(target, values[0], key, *others, why=f"{first}; {why}" if why else first)
@@ -402,7 +417,14 @@ class Translation:
         for key in keys:
             self.say(key, "mapped", f"{group}={file}", why)
 
-    def _misfit(self, target: str, value: Any) -> str | None:
+    def refuse(self, problem: str, *keys: str) -> None:
+        """Lists options whose value rlrun does not accept. Those of the file will have RLlib's defaults instead."""
+        self.misfits |= {key: problem for key in keys if key in self.given and key not in self.taken}
+        for key in keys:
+            self.say(key, "not mapped", why=problem)
+
+    def misfit_of(self, target: str, value: Any) -> str | None:
+        """Returns the reason why rlrun does not accept a value for one of its options; None if it does."""
         return misfit(self.outer, self.core, self.env, target, value, self.runner)
 
     def _take(self, keys: tuple[str, ...]) -> None:
@@ -417,6 +439,13 @@ class Translation:
             text = f"{target.removesuffix('._choice')}={value if target.endswith('._choice') else flow(value)}"
             if f"{text} " not in said:
                 self.made.lines.append(Line("", None, "added", text, self.reasons.get(target, "")))
+
+
+def _short(why: str, value: Any) -> str:
+    """Returns a reason that shows no more than the beginning of a long value."""
+    if not isinstance(value, str) or len(value) <= SHOWN:
+        return why
+    return why.replace(value.rsplit(".", 1)[-1], f"{value[:SHOWN]}...")
 
 
 def first_of(several: list[Any] | None, why: str) -> str:

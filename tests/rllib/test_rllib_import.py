@@ -479,6 +479,35 @@ def test_what_a_grid_loses_is_said():
     assert one.grid == {"algo.num_epochs": [3, 5]}
 
 
+REFUSED = [  # (run, option, value, what rlrun's option becomes, which is RLlib's default)
+    ("PPO", "lr", {"uniform": [1e-4, 1e-3]}, "algo.lr", 5e-5),
+    ("PPO", "lr", "lambda spec: 1e-4", "algo.lr", 5e-5),
+    ("PPO", "gamma", "high", "algo.discount", 0.99),
+    ("PPO", "num_sgd_iter", "ten", "algo.num_epochs", 30),
+    ("PPO", "vf_loss_coeff", "x", "algo.value_coef", 2.0),
+    ("PPO", "lambda", 95, "algo.lambda_", 1.0),
+    ("PPO", "lambda_", 95, "algo.lambda_", 1.0),
+    ("PPO", "clip_param", -1, "algo.clip", 0.3),
+    ("PPO", "clip_param", {"grid_search": [0.1, -1]}, "algo.clip", 0.3),
+    ("PPO", "lr", {"grid_search": [1e-4, "x"]}, "algo.lr", 5e-5),
+    ("PPO", "observation_filter", {"grid_search": ["MeanStdFilter", "Mine"]}, "model.observation_filter", "none"),
+    ("DQN", "gamma", 3.0, "algo.discount", 0.99),
+    ("DQN", "target_network_update_freq", "often", "algo.target_update_interval", 125),
+    ("SAC", "tau", 7.0, "algo.target_tau", 5e-3),
+    ("PPO", "model", {"lstm_cell_size": -3, "use_lstm": True}, "model.memory.size", 256),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("run, option, value, target, default", REFUSED)
+def test_a_refused_value_leaves_rllibs_default(run, option, value, target, default):
+    values, _, one = told_of(run, {option: value})
+    assert values[target] == pytest.approx(default) and not one.grid
+    assert any(line.how == "not mapped" and line.given for line in one.lines)
+    said = [line for line in one.lines if line.became.startswith(f"{target}=")]
+    assert [line.how == "added" or not line.given for line in said] == [True]
+    assert option in ("lambda_", "model") or f"RLlib's default, because {option} is refused" in said[0].why
+
+
 SWITCHES = [[[0, 1e-3], [10, 1e-4]], [[0, 1e-2], [10, 1e-4]]]
 GRIDS = [  # (run, options, the option that is a grid, what its line says, values that are written, the file's own grid)
     ("DQN", {"prioritized_replay": [False, True]}, "prioritized_replay", ("mapped", "replay=uniform"), {"replay._choice": "uniform"}, {}),
