@@ -7,6 +7,7 @@ that it calls compute what depends on several options at once: fragments, schedu
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -46,7 +47,19 @@ from rlrun.rllib.translation import (
     first_of,
 )
 from rlrun.rllib.vain import leave_out
-from rlrun.rllib.yaml_files import NESTED, Imported, Line, around, flow, machinery, numbers, options_of, rounded, slug
+from rlrun.rllib.yaml_files import (
+    NESTED,
+    Imported,
+    Line,
+    around,
+    first_values,
+    flow,
+    machinery,
+    numbers,
+    options_of,
+    rounded,
+    slug,
+)
 
 PARTS = ("run", "env", "stop", "config", "pass_criteria")  # of an experiment; the others are listed by _around()
 FILES_END = 1.0e7  # env steps of a file that names no end; RLlib's Atari tables end there
@@ -109,7 +122,7 @@ def experiment_on(
 ) -> Experiment:
     """Translates an experiment on one environment. Raises UserError if rlrun does not have it, or for policies that
     RLlib would not accept."""
-    kwargs = config.get("env_config")
+    kwargs = first_values(config.get("env_config"))[0]
     kwargs = kwargs if isinstance(kwargs, dict) else {}
     inside = kwargs.get("config") if set(kwargs) == {"config"} and isinstance(kwargs.get("config"), dict) else kwargs
     several = isinstance(config.get(GROUP), dict) or "policies" in config
@@ -158,8 +171,10 @@ class Experiment(Translation):
     ):
         """env: RLlib's name of the environment `place`. refused: as a Translation has it."""
         super().__init__(name, run, config, experiment, source, place, team, refused)
-        kwargs = config.get("env_config")
+        kwargs, grids = first_values(config.get("env_config"))
+        self.grids |= {f"env_config.{path}": values for path, values in grids.items() if path}
         self._env(env, kwargs if isinstance(kwargs, dict) else {})
+        self._env_grids([f"env_config.{path}" for path in grids if path])
         if self.core == "cql" and self.discrete:
             raise UserError(
                 f"RLlib's CQL is for continuous actions, and {self.made.env} has choices; algo=discrete_cql learns them"
@@ -233,6 +248,23 @@ class Experiment(Translation):
             self.reasons["env.kwargs"] = "RLlib's default"
         if kwargs and inside:
             self.made.lines.append(Line("env_config", kwargs, "mapped", f"env.kwargs={flow(inside)}", ""))
+        for key in [key for key in self.grids if key.startswith("env_config.") and inside is not self.env.inside]:
+            name = key.removeprefix("env_config.config." if nested else "env_config.")
+            plain = not any(isinstance(one, dict) for one in self.grids[key])
+            if plain and re.fullmatch(r"\w+(\.\w+)*", name):
+                self.made.grid[f"env.kwargs.{name}"] = self.grids[key]
+
+    def _env_grids(self, keys: list[str]) -> None:
+        """Lists the grids inside env_config that no other line names."""
+        said = {line.key for line in self.made.lines}
+        for key in [key for key in keys if key not in said]:
+            target = f"env.kwargs.{key.removeprefix('env_config.').removeprefix('config.')}"
+            became, why = f"env.kwargs={flow(self.made.values.get('env.kwargs'))}", self.first_of(key)
+            if target in self.made.grid:
+                why = f"the first of {len(self.grids[key])}; the file's head has the sweep"
+                self.made.lines.append(Line(key, self._grid_or(key, None), "mapped", became, why))
+            else:
+                self.made.lines.append(Line(key, self._grid_or(key, None), "not mapped", "", why))
 
     def _atari_option(self, key: str, value: Any) -> None:
         option = key.partition(".")[2]

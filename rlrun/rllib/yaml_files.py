@@ -134,15 +134,18 @@ def read(text: str, source: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def numbers(value: Any) -> Any:
-    """Converts text such as 5e-4 and 1e6, which YAML 1.1 does not read as numbers; RLlib accepts such text."""
+def numbers(value: Any, converts: bool = True) -> Any:
+    """Converts text such as 5e-4 and 1e6, which YAML 1.1 does not read as numbers; RLlib accepts such text.
+
+    The text of env_config stays text, because RLlib hands it to the environment as it is. converts: false for what
+    stands inside."""
     if isinstance(value, dict):
-        return {str(key): numbers(one) for key, one in value.items()}
+        return {str(key): numbers(one, converts and key != "env_config") for key, one in value.items()}
     if isinstance(value, set):
         return sorted(map(str, value))
     if isinstance(value, list):
-        return [numbers(one) for one in value]
-    if isinstance(value, str):
+        return [numbers(one, converts) for one in value]
+    if isinstance(value, str) and converts:
         try:
             return float(value) if value.strip()[:1] in "+-.0123456789" and value.strip() else value
         except ValueError:
@@ -153,6 +156,23 @@ def numbers(value: Any) -> Any:
 def options_of(value: Any) -> list[Any] | None:
     """Returns the values of {grid_search: [...]}; None for any other value."""
     return list(value["grid_search"]) if isinstance(value, dict) and set(value) == {"grid_search"} else None
+
+
+def first_values(value: Any) -> tuple[Any, dict[str, list[Any]]]:
+    """Returns a value with the first of every grid that is inside it, and the values of the grids by dotted paths."""
+    grids: dict[str, list[Any]] = {}
+
+    def first(one: Any, path: str) -> Any:
+        several = options_of(one)
+        if several:
+            if len(several) > 1:
+                grids[path] = several
+            return first(several[0], path)
+        if isinstance(one, dict):
+            return {key: first(inside, f"{path}.{key}" if path else str(key)) for key, inside in one.items()}
+        return one
+
+    return first(value, ""), grids
 
 
 def slug(env: Any) -> str:

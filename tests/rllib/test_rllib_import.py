@@ -540,6 +540,38 @@ def test_the_first_value_of_a_grid_is_translated_and_the_others_are_said(run, co
     assert "lr" not in config or said["lr"][2] == "lr_schedule wins"
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_grid_of_the_environments_own_options_is_swept(nested, tmp_path, capsys):
+    kwargs = {"is_slippery": {"grid_search": [True, False]}, "map_name": "4x4"}
+    config = {"env_config": {"config": kwargs} if nested else kwargs}
+    (one,) = translate("a", {"run": "PPO", "env": "FrozenLake-v1", "config": config}, "a")
+    assert one.values["env.kwargs"] == {"is_slippery": True, "map_name": "4x4"}
+    assert one.grid == {"env.kwargs.is_slippery": [True, False]}
+    key = "env_config.config.is_slippery" if nested else "env_config.is_slippery"
+    (line,) = [line for line in one.lines if line.key == key]
+    assert line.how == "mapped" and "the file's head has the sweep" in line.why
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump({"a": {"run": "PPO", "env": "FrozenLake-v1", "config": config}}))
+    assert _dispatch(["import-rllib", str(tmp_path / "a.yaml"), "--dir", str(tmp_path / "out"), "--quiet"]) == 0
+    sweep = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert _dispatch([*sweep[1:], "--dry-run"]) == 0 and "2 jobs" in capsys.readouterr().out
+
+
+def test_a_grid_of_an_atari_option_or_of_groups_is_its_first_value():
+    config = {"env_config": {"full_action_space": {"grid_search": [False, True]}}}
+    values, said, _ = told_of("PPO", config, "PongNoFrameskip-v4")
+    assert values["env.full_action_space"] is False and "the first of 2" in said["env_config.full_action_space"][2]
+    config = {"env_config": {"grid_search": [{"goal_velocity": 0.1}, {"goal_velocity": 0.2}]}}
+    (one,) = translate("a", {"run": "PPO", "env": "MountainCar-v0", "config": config}, "a")
+    assert one.values["env.kwargs"] == {"goal_velocity": 0.1} and not one.grid
+    assert any(line.how == "not mapped" and "the first of 2" in line.why for line in one.lines)
+
+
+def test_text_of_the_environments_own_options_stays_text():
+    kwargs = {"maze": ["0011", "0110"], "year": "2020", "size": 3, "inside": {"code": "1e6"}}
+    (one,) = translate("a", {"run": "PPO", "env": "my_package:Mine-v0", "config": {"env_config": kwargs, "lr": "1e-3"}}, "a")
+    assert one.values["env.kwargs"] == kwargs and one.values["algo.lr"] == 1e-3
+
+
 def test_grids_of_steps_and_of_the_end_are_translated():
     config = {"horizon": {"grid_search": [100, 200]}, "framework": {"grid_search": ["tf", "torch"]}}
     stop = {"timesteps_total": {"grid_search": [5000, 9000]}}
