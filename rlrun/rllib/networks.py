@@ -90,7 +90,8 @@ def _screens(one: Translation) -> None:
     else:
         why = "RLlib's own preprocessor has none of DeepMind's wrappers"
         one.set("env.grayscale", bool(one.get(*colours, default=False)), *colours, "preprocessor_pref", why=why)
-        for name, value in (("frame_skip", 1), ("noop_max", 0), ("fire", False), ("life_loss_terminal", False)):
+        one.set("env.frame_skip", one.emulated or 4, why=f"{why}, and the emulator decides")
+        for name, value in (("noop_max", 0), ("fire", False), ("life_loss_terminal", False)):
             one.set(f"env.{name}", value, why=why)
         if one.get("clip_rewards") is None:
             why = "RLlib clips rewards by itself only with DeepMind's wrappers"

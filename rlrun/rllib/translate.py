@@ -20,7 +20,15 @@ from rlrun.rllib.continuous import continuous
 from rlrun.rllib.curiosity import curiosity
 from rlrun.rllib.data import data
 from rlrun.rllib.dreamer import dreamer, task_options
-from rlrun.rllib.environments import ROCK_PAPER_SCISSORS, TWO_STEP, Environment, continuous_actions, environment
+from rlrun.rllib.environments import (
+    ROCK_PAPER_SCISSORS,
+    TWO_STEP,
+    Environment,
+    continuous_actions,
+    emulator_frames,
+    environment,
+    sticky_actions,
+)
 from rlrun.rllib.estimates import estimates
 from rlrun.rllib.evaluation import evaluation, iteration
 from rlrun.rllib.joint import joint
@@ -211,15 +219,13 @@ class Experiment(Translation):
 
     def _env(self, env: str, kwargs: dict[str, Any]) -> None:
         self.made.env = self.env.name
-        self.made.lines.append(Line("env", env, "mapped", f"env={self.made.env}", self.env.why))
+        drawn = self.atari and emulator_frames(env) is None and "frameskip" not in kwargs
+        why = "RLlib's game takes an action for 2 to 4 frames, drawn at random; here it is 4" if drawn else self.env.why
+        self.made.lines.append(Line("env", env, "mapped", f"env={self.made.env}", why))
         self.taken.add("env")
         self.discrete = True
         if self.atari:
-            name = env.removeprefix("ale_py:")
-            if name.startswith("ALE/") and name.endswith("-v5") and "repeat_action_probability" not in kwargs:
-                self.set("env.sticky_actions", 0.25, why=f"{name} has them")
-            for key in kwargs:
-                self._atari_option(f"env_config.{key}", kwargs[key])
+            self._atari(env.removeprefix("ale_py:"), kwargs)
             return
         continuous = continuous_actions(self.env)
         self.discrete = None if continuous is None else not continuous
@@ -266,6 +272,18 @@ class Experiment(Translation):
             else:
                 self.made.lines.append(Line(key, self._grid_or(key, None), "not mapped", "", why))
 
+    def _atari(self, name: str, kwargs: dict[str, Any]) -> None:
+        """Sets what an Atari game's id and its env_config say of the emulator."""
+        if sticky_actions(name) and "repeat_action_probability" not in kwargs:
+            self.set("env.sticky_actions", 0.25, why=f"{name} has them")
+        self.emulated = emulator_frames(name)
+        if isinstance(kwargs.get("frameskip"), int | float):
+            self.emulated = int(kwargs["frameskip"])
+        for key in kwargs:
+            self._atari_option(f"env_config.{key}", kwargs[key])
+        if self.emulated not in (1, 4, None):
+            self.set("env.frame_skip", self.emulated, why=f"{name} takes an action for {self.emulated} frames")
+
     def _atari_option(self, key: str, value: Any) -> None:
         option = key.partition(".")[2]
         if option == "full_action_space":
@@ -273,9 +291,17 @@ class Experiment(Translation):
         elif option == "repeat_action_probability":
             self.set("env.sticky_actions", float(value), key)
         elif option == "frameskip":
-            self.say(key, "dropped", why="frame skipping is rlrun's own: env.frame_skip=4")
+            self._frames(key, value)
         else:
             self.say(key, "not mapped", why="Atari games have no such option here")
+
+    def _frames(self, key: str, value: Any) -> None:
+        if not isinstance(value, int | float):
+            self.say(key, "not mapped", why="every action is taken for the same number of frames: env.frame_skip=4")
+        elif value == 1 and self.get("preprocessor_pref", default="deepmind") == "deepmind":
+            self.say(key, "dropped", why="RLlib's wrappers then take every action 4 times, as env.frame_skip=4 does")
+        else:
+            self.set("env.frame_skip", int(value), key)
 
     def _machinery(self) -> None:
         unseen = machinery()
@@ -361,8 +387,9 @@ class Experiment(Translation):
             if self.convert(f"{self.inner}.lr", "lr_schedule", _plain):
                 self.say("lr", "dropped", why="lr_schedule wins")
         if self.given.get("horizon") and self.atari:
-            frames = int(self.given["horizon"]) * 4
-            self.set("env.max_frames", frames, "horizon", why="4 frames for every env step")
+            skip = self.made.values.get("env.frame_skip", 4)
+            frames, why = int(self.given["horizon"]) * skip, f"{skip} frames for every env step"
+            self.set("env.max_frames", frames, "horizon", why=why)
         pending = {**self.given, **{key: value for key, value in self.defaults.items() if key not in self.given}}
         for key, value in pending.items():
             if key in self.taken:

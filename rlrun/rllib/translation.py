@@ -150,6 +150,7 @@ class Translation:
     discrete: bool | None  # whether actions are discrete; None: unknown
     minibatch_unit: int = 1  # minibatches are multiples of these env steps
     repeat: int = 1  # frames of an env step, where the file counts frames
+    emulated: int | None = 1  # frames of an action in an Atari game's emulator; None: drawn from 2 to 4
     minibatch_rows: int | None = None  # rows of one policy in RLlib's minibatches; None: there are none
 
     def __init__(

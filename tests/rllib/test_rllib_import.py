@@ -589,6 +589,35 @@ def test_sticky_actions_are_those_of_the_id():
     assert "env.sticky_actions" not in translate("a", {"run": "PPO", "env": "BreakoutNoFrameskip-v4"}, "a")[0].values
 
 
+FRAMES = [  # (id, env_config, preprocessor_pref, frames of an env step; None: rlrun's 4, sticky actions)
+    ("PongNoFrameskip-v4", {}, "deepmind", None, None),
+    ("PongNoFrameskip-v4", {}, "rllib", 1, None),
+    ("PongDeterministic-v4", {}, "deepmind", None, None),
+    ("PongDeterministic-v4", {}, "rllib", 4, None),
+    ("SpaceInvadersDeterministic-v4", {}, "deepmind", 3, None),
+    ("PongNoFrameskip-v0", {}, "deepmind", None, 0.25),
+    ("Pong-v0", {}, "rllib", 4, 0.25),
+    ("Pong-v4", {}, "deepmind", None, None),
+    ("ALE/Pong-v5", {}, "rllib", 4, 0.25),
+    ("ale_py:ALE/Pong-v5", {"frameskip": 1}, "deepmind", None, 0.25),
+    ("ALE/Pong-v5", {"frameskip": 1}, "rllib", 1, 0.25),
+    ("ALE/Pong-v5", {"frameskip": 2, "repeat_action_probability": 0.0}, "deepmind", 2, 0.0),
+    ("ALE/Pong-v5", {"frameskip": 4}, "deepmind", 4, 0.25),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("env, kwargs, preprocessor, frames, sticky", FRAMES)
+def test_frames_and_sticky_actions_are_those_of_the_id(env, kwargs, preprocessor, frames, sticky):
+    config = {"env_config": kwargs, "preprocessor_pref": preprocessor, "horizon": 100}
+    values, said, _ = told_of("PPO", config, env)
+    assert (values.get("env.frame_skip"), values.get("env.sticky_actions")) == (frames, sticky)
+    assert values["env.max_frames"] == 100 * (frames or 4)
+    assert ("drawn at random" in said["env"][2]) == (env in ("Pong-v0", "Pong-v4"))
+    if "frameskip" in kwargs:
+        how = "dropped" if frames is None else "mapped"
+        assert said["env_config.frameskip"][0] == how
+
+
 def test_continuous_control_and_evolution():
     made = values("0.7.0", "mountaincarcontinuous-ddpg.yaml")
     assert made["algo.exploration.std"] == 0.3 and made["algo.exploration.scale"] == {
