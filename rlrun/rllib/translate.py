@@ -32,6 +32,7 @@ from rlrun.rllib.environments import (
 from rlrun.rllib.estimates import estimates
 from rlrun.rllib.evaluation import evaluation, iteration
 from rlrun.rllib.joint import joint
+from rlrun.rllib.kinds import takes
 from rlrun.rllib.losses import losses
 from rlrun.rllib.maddpg import maddpg
 from rlrun.rllib.meta import meta, rows_of_iteration
@@ -395,7 +396,9 @@ class Experiment(Translation):
             if key in self.taken:
                 continue
             plain = key.rsplit(".", 1)[-1] if key.split(".")[0] in NESTED else key
-            row = self.table.get(key, self.table.get(plain))
+            row = self.table.get(key)
+            if row is None and self._belongs(key):
+                row = self.table.get(plain)
             if value in ({}, None):
                 self.say(key, "dropped", why="{}: nothing is asked for" if value == {} else OFF)
             elif row is not None and row["rlrun"] in self.made.values and key not in self.given:
@@ -411,6 +414,13 @@ class Experiment(Translation):
                     self.convert(row["rlrun"], key, special.get(plain, _plain), why=why)
                 except (KeyError, ValueError, TypeError):
                     self.refuse(f"{row['rlrun']} cannot be {value!r}", key)
+
+    def _belongs(self, key: str) -> bool:
+        """Tells whether an option is one that its group has and the algorithm has not, such as model.fcnet_hiddens.
+
+        RLlib reads none of the others inside a group, such as model.lr, but for those of `optimizer`."""
+        group, _, plain = key.partition(".")
+        return group == "optimizer" or (takes(key) is not None and takes(plain) is None)
 
     def _around(self, others: dict[str, Any]) -> None:
         """Lists what stands beside `config` in the experiment."""

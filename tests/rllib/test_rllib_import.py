@@ -479,6 +479,21 @@ def test_what_a_grid_loses_is_said():
     assert one.grid == {"algo.num_epochs": [3, 5]}
 
 
+@pytest.mark.parametrize(
+    "run, group, inside",
+    [
+        ("PPO", "model", {"gamma": 0.5, "lr": 0.1, "seed": 3, "lambda": 0.2}),
+        ("DQN", "exploration_config", {"lr": 0.5, "gamma": 0.5}),
+        ("DQN", "replay_buffer_config", {"lr": 0.5, "n_step": 5}),
+    ],
+)
+def test_a_group_changes_no_option_of_the_algorithm(run, group, inside):
+    values, said, _ = told_of(run, {group: inside})
+    assert {key: said[f"{group}.{key}"][0] for key in inside} == dict.fromkeys(inside, "not mapped")
+    plain = told_of(run, {})[0]
+    assert {key: value for key, value in values.items() if plain.get(key) != value} == {}
+
+
 REFUSED = [  # (run, option, value, what rlrun's option becomes, which is RLlib's default)
     ("PPO", "lr", {"uniform": [1e-4, 1e-3]}, "algo.lr", 5e-5),
     ("PPO", "lr", "lambda spec: 1e-4", "algo.lr", 5e-5),
