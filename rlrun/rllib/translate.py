@@ -6,7 +6,6 @@ that it calls compute what depends on several options at once: fragments, schedu
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +19,7 @@ from rlrun.rllib.continuous import continuous
 from rlrun.rllib.curiosity import curiosity
 from rlrun.rllib.data import data
 from rlrun.rllib.dreamer import dreamer, task_options
+from rlrun.rllib.ends import ends
 from rlrun.rllib.environments import (
     ROCK_PAPER_SCISSORS,
     TWO_STEP,
@@ -30,16 +30,16 @@ from rlrun.rllib.environments import (
     sticky_actions,
 )
 from rlrun.rllib.estimates import estimates
-from rlrun.rllib.evaluation import evaluation, iteration
+from rlrun.rllib.evaluation import evaluation
 from rlrun.rllib.joint import joint
 from rlrun.rllib.kinds import takes
 from rlrun.rllib.losses import losses
 from rlrun.rllib.maddpg import maddpg
-from rlrun.rllib.meta import meta, rows_of_iteration
+from rlrun.rllib.meta import meta
 from rlrun.rllib.networks import networks
 from rlrun.rllib.q_learning import q_learning
 from rlrun.rllib.slates import BANDITS, OWN, slates, world_options
-from rlrun.rllib.team import GROUP, Team, team_of, told
+from rlrun.rllib.team import GROUP, Team, team_of
 from rlrun.rllib.translation import (
     DREAMING,
     EVOLUTION,
@@ -53,7 +53,6 @@ from rlrun.rllib.translation import (
     SOFT,
     WITH_VALUE,
     Translation,
-    first_of,
 )
 from rlrun.rllib.vain import leave_out
 from rlrun.rllib.yaml_files import (
@@ -71,15 +70,8 @@ from rlrun.rllib.yaml_files import (
 )
 
 PARTS = ("run", "env", "stop", "config", "pass_criteria")  # of an experiment; the others are listed by _around()
-FILES_END = 1.0e7  # env steps of a file that names no end; RLlib's Atari tables end there
 FILTERS = {"MeanStdFilter": "mean_std", "ConcurrentMeanStdFilter": "mean_std", "NoFilter": "none"}
-MEANS = ("episode_reward_mean", "episode_return_mean")
-AGENT_STEPS = ("agent_timesteps_total", "num_agent_steps_sampled", "num_agent_steps_sampled_lifetime")
-STEPS = ("timesteps_total", "num_env_steps_sampled", "num_env_steps_sampled_lifetime", *AGENT_STEPS)
-# RLlib's names of the returns of one policy or agent
-PARTIAL = ("policy_reward_", "module_episode_returns_", "agent_episode_returns_")
 SHARING = ("dqn", "c51", "rainbow", "ddpg")  # off-policy algorithms whose processes can share weights
-LOOK_EVERY = 50000  # env steps between evaluations that a file asks for, where it does not say how often
 WORKERS = ("num_workers", "num_env_runners")
 # Options whose number may be another one here; the reader is told why
 CONVERTED = ("vf_loss_coeff", "max_weight_sync_delay")
@@ -212,7 +204,7 @@ class Experiment(Translation):
         self._optimizer()
         self._the_rest()
         self._around({key: value for key, value in experiment.items() if key not in PARTS})
-        self._end()
+        ends(self)
         self.list_the_rest()
         leave_out(self.made, self.outer, self.core)
 
@@ -439,83 +431,6 @@ class Experiment(Translation):
                 if self.set("checkpoint.keep", rounded(value)):
                     how, became, why = "mapped", f"checkpoint.keep={flow(rounded(value))}", ""
             self.made.lines.append(Line(key, value, how, became, why))
-
-    def _end(self) -> None:
-        """What ends the run, and what it is to reach."""
-        reached: float | None = None
-        steps: float | None = None
-        parts = (("stop", self.stop, self.stop_grids), ("pass_criteria", self.passes, self.pass_grids))
-        for where, criteria, grids in parts:
-            for key, value in criteria.items():
-                last, name = key.rsplit("/", 1)[-1], f"{where}.{key}"
-                how, became, why = "not mapped", "", "rlrun ends at a return, a number of env steps or a time"
-                if last in MEANS and key.startswith("evaluation/"):
-                    shows = "stop.return_mean looks at training games, so that the run goes on to its env_steps"
-                    if "eval.every" not in self.made.values:
-                        self.set("eval.every", LOOK_EVERY, why="the file looks at evaluations")
-                    why = f"eval.every={self.made.values['eval.every']} shows it; {shows}"
-                    if self.offline:
-                        why = why.replace("stop.return_mean looks at training games", "training plays no games")
-                elif any(part in key for part in PARTIAL):
-                    why = "stop.return_mean looks at the sum over all agents; sample/return/AGENT shows each one's"
-                elif last in MEANS and self.offline:
-                    why = "no games are played in training; eval.every= shows the return of evaluations"
-                elif last in MEANS:
-                    reached = float(value)
-                    self.made.values["stop.return_mean"] = reached
-                    why = "" if self.team is None else "the sum over all agents, as in RLlib"
-                    how, became = "mapped", f"stop.return_mean={flow(reached)}"
-                elif last in STEPS and self._agents_of(last) is None:
-                    why = f"rlrun counts env steps, and how many agents {self.env.name} has is unknown here"
-                elif last in STEPS:
-                    number = self._agents_of(last) or 1
-                    own = float(math.ceil(float(value) / number / self.repeat))
-                    why = "" if number == 1 else f"agent steps, of which an env step has {number}"
-                    why = why if self.repeat == 1 else f"frames, of which an env step has {self.repeat}"
-                    why = self._rows_learnt(own) if self.offline else why
-                    how, became = "mapped", f"env_steps={flow(rounded(own))}"
-                    steps = min(own, own if steps is None else steps)
-                elif last == "time_total_s":
-                    self.made.values["stop.wall_sec"] = float(value)
-                    how, became, why = "mapped", f"stop.wall_sec={flow(float(value))}", ""
-                elif last == "training_iteration" and self.core in META:
-                    each = rows_of_iteration(self)
-                    own = float(value) * each
-                    why = f"iterations of {each:,} env steps, where episodes are as long as a fragment"
-                    how, became = "mapped", f"env_steps={flow(rounded(own))}"
-                    steps = min(own, own if steps is None else steps)
-                elif last == "training_iteration" and self.core != "sac" and (each := iteration(self) or 0):
-                    own = float(value) * each
-                    how, became = "mapped", f"env_steps={flow(rounded(own))}"
-                    why = self._rows_learnt(own) if self.offline else f"iterations of {each:,} env steps"
-                    steps = min(own, own if steps is None else steps)
-                elif last == "training_iteration":
-                    why = "iterations of RLlib's loop have no fixed number of env steps here; env_steps= ends a run"
-                said = {"grid_search": grids[key]} if key in grids else value
-                self.made.lines.append(Line(name, said, how, became, first_of(grids.get(key), why)))  # type: ignore[arg-type]
-        why = "" if steps is not None else "the file names no number of env steps; RLlib's Atari tables end there"
-        self.set("env_steps", rounded(steps if steps is not None else FILES_END), why=why)
-        if reached is not None and steps is not None:
-            self.made.values["expected"] = {
-                "return": reached,
-                "env_steps": rounded(steps),
-                "metric": "last100",
-                "seeds": 1,
-                "source": f"RLlib {self.source}",
-            }
-            self.reasons["expected"] = "what the file stops at"
-
-    def _rows_learnt(self, rows: float) -> str:
-        """Says what a number of env steps means for an algorithm that learns from data alone."""
-        updates, clones = rows / self.made.values[f"{self.inner}.batch_size"], self.made.values.get("algo.bc_iters", 0)
-        cloned = f"; all of these {updates:g} updates clone, because bc_iters is {clones}" if updates <= clones else ""
-        return f"env steps count the rows that are learnt, because nothing is played{cloned}"
-
-    def _agents_of(self, counter: str) -> int | None:
-        """Returns the agents whose steps a counter of RLlib's counts: 1 for env steps, None if it is unknown."""
-        unit = told(self.config, "count_steps_by")[1]
-        agents_counted = counter in AGENT_STEPS or (counter == "timesteps_total" and unit == "agent_steps")
-        return self.acting if agents_counted else 1
 
 
 def _plain(value: Any) -> Any:

@@ -423,7 +423,7 @@ def test_stops():
     )
     assert {line.key: line.how for line in one.lines if line.key.startswith(("stop", "pass"))} == {
         "stop.evaluation/env_runners/episode_return_mean": "not mapped", "stop.training_iteration": "mapped", "stop.time_total_s": "mapped",
-        "stop.mystery": "not mapped", "pass_criteria.num_env_steps_sampled_lifetime": "mapped",
+        "stop.mystery": "not mapped", "pass_criteria.num_env_steps_sampled_lifetime": "dropped",
     }  # fmt: skip
     (one,) = translate(
         "a", {"run": "PPO", "env": "CartPole-v1", "stop": {"episode_reward_mean": 150, "timesteps_total": 1e5}}, "a"
@@ -450,6 +450,28 @@ def test_stops():
         and one.values["expected"]["return"] == 150
         and one.values["expected"]["env_steps"] == 100_000
     )
+
+
+@pytest.mark.parametrize(
+    "stop, passes, wanted, expected, hows",
+    [  # (return, env steps, seconds) that end the run, those that are expected, and what becomes of the pass criteria
+        ({"episode_reward_mean": 200, "timesteps_total": 100}, {"episode_reward_mean": 150, "timesteps_total": 1000},
+         (200, 100, None), (150, 100), ["mapped", "dropped"]),
+        ({"time_total_s": 60}, {"episode_reward_mean": 150, "timesteps_total": 1000}, (None, 10_000_000, 60), (150, 1000), ["mapped", "mapped"]),
+        ({}, {"episode_reward_mean": 150, "timesteps_total": 1000}, (150, 1000, None), (150, 1000), ["mapped", "mapped"]),
+        ({"episode_reward_mean": 200, "env_runners/episode_return_mean": 180, "timesteps_total": 100}, {}, (180, 100, None), (180, 100), []),
+        ({"episode_reward_mean": float("nan"), "timesteps_total": 100}, {}, (None, 100, None), None, []),
+        ({"timesteps_total": float("inf"), "time_total_s": 60}, {}, (None, 10_000_000, 60), None, []),
+    ],
+)  # fmt: skip
+def test_stop_ends_the_run_and_pass_criteria_say_what_is_expected(stop, passes, wanted, expected, hows):
+    (one,) = translate("a", {"run": "PPO", "env": "CartPole-v1", "stop": stop, "pass_criteria": passes}, "a")
+    assert tuple(one.values.get(key) for key in ("stop.return_mean", "env_steps", "stop.wall_sec")) == wanted
+    reached = one.values.get("expected")
+    assert (reached and (reached["return"], reached["env_steps"])) == expected
+    assert [line.how for line in one.lines if line.key.startswith("pass_criteria")] == hows
+    written = {f"{key}={flow(value)}" for key, value in one.values.items()}
+    assert {line.became for line in one.lines if line.key.startswith(("stop", "pass")) and line.became} <= written
 
 
 def test_bounds_and_epsilons_mean_what_they_meant():
