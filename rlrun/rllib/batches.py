@@ -40,9 +40,10 @@ def batches(it: Translation) -> None:
         it.set("resources.num_learners", max(workers, 1), *every, why="processes that apply gradients")
     elif it.core in ("impala", "appo"):
         rows = 50 if length == "auto" else int(length)
-        total = max(rows, round(float(batch) / rows) * rows)
+        sample = rows * per_worker
+        total = max(1, math.ceil(float(batch) / sample)) * sample
         it.set(f"{it.inner}.fragment_length", rows, *LENGTHS)
-        why = "" if total == batch else f"whole fragments of {rows} rows"
+        why = "" if total == batch else f"RLlib joins whole samples, of {sample} rows each, until it has {batch}"
         it.set(f"{it.inner}.batch_size", total, *SIZES, why=why)
     elif it.core not in (*EVOLUTION, *DREAMING, *SEARCHING, *META):
         steps = it.get("n_step", default=1)
@@ -178,7 +179,8 @@ def _microbatch(it: Translation, rows: int, total: int) -> None:
     asked = it.get("microbatch_size")
     if asked:
         size = next(
-            size for size in range(rows * max(1, round(int(asked) / rows)), total + 1, rows) if total % size == 0
+            (size for size in range(rows * max(1, round(int(asked) / rows)), total + 1, rows) if total % size == 0),
+            total,
         )
         it.set(
             f"{it.inner}.microbatch_size",
