@@ -72,6 +72,7 @@ from rlrun.rllib.yaml_files import (
 PARTS = ("run", "env", "stop", "config", "pass_criteria")  # of an experiment; the others are listed by _around()
 FILTERS = {"MeanStdFilter": "mean_std", "ConcurrentMeanStdFilter": "mean_std", "NoFilter": "none"}
 SHARING = ("dqn", "c51", "rainbow", "ddpg")  # off-policy algorithms whose processes can share weights
+MOST_SEEDS = 1000  # of an experiment's num_samples
 WORKERS = ("num_workers", "num_env_runners")
 # Options whose number may be another one here; the reader is told why
 CONVERTED = ("vf_loss_coeff", "max_weight_sync_delay")
@@ -421,6 +422,8 @@ class Experiment(Translation):
             how, became, why = known.get(key, ("not mapped", "", "rlrun knows no such part of an experiment"))
             if key == "num_samples" and "seed" in self.made.grid:
                 why = "the file has a grid of seeds of its own"
+            elif key == "num_samples" and isinstance(value, int | float) and value > MOST_SEEDS:
+                how, why = "not mapped", f"a sweep lists its seeds, and these are more than {MOST_SEEDS}"
             elif key == "num_samples" and isinstance(value, int | float):
                 first = self.made.values.get("seed", 1)
                 if value > 1:

@@ -122,6 +122,8 @@ def read(text: str, source: str) -> dict[str, dict[str, Any]]:
         found = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise UserError(f"{source} is not YAML: {str(error).splitlines()[0]}") from None
+    if _contains_itself(found, []):
+        raise UserError(f"{source} has an anchor (&name) with its own alias (*name) inside, and so it has no end")
     if (
         not isinstance(found, dict)
         or not found
@@ -132,6 +134,14 @@ def read(text: str, source: str) -> dict[str, dict[str, Any]]:
             " and `config:`"
         )
     return found
+
+
+def _contains_itself(value: Any, around: list[int]) -> bool:
+    """Tells whether a list or group contains itself. around: the identities of those that it is in."""
+    if not isinstance(value, dict | list):
+        return False
+    inside = value.values() if isinstance(value, dict) else value
+    return id(value) in around or any(_contains_itself(one, [*around, id(value)]) for one in inside)
 
 
 def numbers(value: Any, converts: bool = True) -> Any:

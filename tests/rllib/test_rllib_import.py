@@ -531,6 +531,8 @@ REFUSED = [  # (run, option, value, what rlrun's option becomes, which is RLlib'
     ("DQN", "gamma", 3.0, "algo.discount", 0.99),
     ("DQN", "target_network_update_freq", "often", "algo.target_update_interval", 125),
     ("SAC", "tau", 7.0, "algo.target_tau", 5e-3),
+    ("PPO", "model", {"use_lstm": True, "max_seq_len": 0}, "algo.sequence_length", 20),
+    ("PPO", "model", {"use_attention": True, "attention_num_heads": 0}, "model.memory.heads", 1),
     ("PPO", "model", {"lstm_cell_size": -3, "use_lstm": True}, "model.memory.size", 256),
 ]  # fmt: skip
 
@@ -842,6 +844,13 @@ SAME = [  # (run, options, what rlrun's options become)
     ("APEX", {"training_intensity": 4}, {"runner.pace": "ratio", "algo.inner.replay_ratio": 4.0}),
     ("APPO", {"target_network_update_freq": 2}, {"algo.target_update_interval": 16, "runner.num_sgd_iter": 2, "runner.minibatch_buffer_size": 4}),
     ("APPO", {"target_update_frequency": 2, "num_sgd_iter": 3}, {"algo.target_update_interval": 6}),
+    ("A2C", {"microbatch_size": 900}, {"algo.microbatch_size": 200, "algo.batch_size": 200}),
+    ("DDPPO", {"num_workers": 3}, {"algo.fragment_length": 100, "algo.batch_size": 1500}),  # 5 environments for each worker
+    ("DDPPO", {"num_workers": 3, "rollout_fragment_length": 40}, {"algo.fragment_length": 40, "algo.batch_size": 600}),
+    ("DDPPO", {"num_workers": 3, "num_envs_per_worker": 1, "train_batch_size": -1}, {"algo.fragment_length": 100, "algo.batch_size": 300}),
+    ("IMPALA", {"num_envs_per_worker": 32, "rollout_fragment_length": 512, "train_batch_size": 4096}, {"algo.fragment_length": 512, "algo.batch_size": 16_384}),
+    ("APPO", {"num_envs_per_worker": 8, "train_batch_size": 750}, {"algo.fragment_length": 50, "algo.batch_size": 800}),
+    ("APPO", {"num_envs_per_worker": 5}, {"algo.fragment_length": 50, "algo.batch_size": 500}),
     ("A2C", {"microbatch_size": 30}, {"algo.microbatch_size": 40, "algo.batch_size": 200}),
     ("PPO", {"model": {"fcnet_hiddens": [8], "post_fcnet_hiddens": [4], "fcnet_activation": "relu"}}, {"model.hidden": [8, 4], "model.activation": "relu"}),
     ("DDPG", {"use_state_preprocessor": True, "model": {"fcnet_hiddens": [8]}}, {"model.hidden": [8]}),
@@ -1007,6 +1016,8 @@ def test_what_stands_beside_the_config_is_listed():
     values, said, one = told_of("PPO", {}, **beside)
     assert one.grid == {"seed": [1, 2, 3]} and "seed=1,2,3" in one.text("a") and values["checkpoint.keep"] == 2
     hows = {key: said[key][0] for key in beside}
+    _, many, one_seed = told_of("PPO", {}, num_samples=10**9)
+    assert many["num_samples"][0] == "not mapped" and not one_seed.grid
     assert hows == {"num_samples": "mapped", "checkpoint_freq": "dropped", "local_dir": "dropped", "keep_checkpoints_num": "mapped",
                     "restore": "not mapped", "mystery": "not mapped"}  # fmt: skip
 
@@ -1094,6 +1105,8 @@ def test_numbers_that_yaml_reads_as_text():
         ("defaults:\n  - override /env: Pong\n", "is not one of RLlib's tuned files"),
         ("a: [1", "is not YAML"),
         ("", "is not one of RLlib's tuned files"),
+        ("x: {run: PPO, env: CartPole-v1, config: &a {model: *a}}", "has an anchor .* with its own alias"),
+        ("x: &a {run: PPO, env: CartPole-v1, config: {n_step: [1, *a]}}", "has an anchor .* with its own alias"),
         ("x: {run: MAML, env: Pendulum-v1}", "would not start: maml learns from many tasks"),
         ("x: {run: CQL, env: CartPole-v1}", "RLlib's CQL is for continuous actions.*algo=discrete_cql"),
         ("x: {run: AlphaStar, env: Pendulum-v1}", "rlrun has no AlphaStar: it plays a league"),
