@@ -40,10 +40,8 @@ def batches(it: Translation) -> None:
         it.set("resources.num_learners", max(workers, 1), *every, why="processes that apply gradients")
     elif it.core in ("impala", "appo"):
         rows = 50 if length == "auto" else int(length)
-        sample = rows * per_worker
-        total = max(1, math.ceil(float(batch) / sample)) * sample
+        total, why = _joined(it, rows, float(batch), per_worker)
         it.set(f"{it.inner}.fragment_length", rows, *LENGTHS)
-        why = "" if total == batch else f"RLlib joins whole samples, of {sample} rows each, until it has {batch}"
         it.set(f"{it.inner}.batch_size", total, *SIZES, why=why)
     elif it.core not in (*EVOLUTION, *DREAMING, *SEARCHING, *META):
         steps = it.get("n_step", default=1)
@@ -67,6 +65,20 @@ def _on_policy(it: Translation, length: Any, batch: Any, envs: int, learners: in
         _minibatch(it, total, max(learners, 1))
     if it.core == "a2c":
         _microbatch(it, rows, total)
+
+
+def _joined(it: Translation, rows: int, batch: float, per_worker: int) -> tuple[int, str]:
+    """Returns the rows of IMPALA's and APPO's batches, and why they are not what the file says.
+
+    RLlib's old API stack joins whole samples of workers until it has enough rows. For the new one it is the
+    number of whole fragments that comes nearest."""
+    if it.era == "new":
+        total, why = max(rows, round(batch / rows) * rows), f"whole fragments of {rows} rows"
+    else:
+        sample = rows * per_worker
+        total = max(1, math.ceil(batch / sample)) * sample
+        why = f"RLlib joins whole samples, of {sample} rows each, until it has {batch:g}"
+    return total, "" if total == batch else why
 
 
 def _decentralised(it: Translation, rows: int, batch: float, workers: int, per_worker: int) -> None:
