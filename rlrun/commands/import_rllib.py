@@ -101,7 +101,7 @@ def translated(files: list[str], env: str | None) -> tuple[list[tuple[Imported, 
 def nothing_to_do(experiment: dict[str, Any]) -> str | None:
     """Says which option of an experiment asks for no step, no row or none of several values; None if none does."""
     from rlrun.rllib.batches import SIZES
-    from rlrun.rllib.translate import STEPS
+    from rlrun.rllib.ends import STEPS
     from rlrun.rllib.yaml_files import numbers
 
     above_0 = {"stop": (*STEPS, "training_iteration", "time_total_s"), "config": SIZES}

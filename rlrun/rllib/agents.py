@@ -7,12 +7,12 @@ policy.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 from rlrun.rllib.team import GROUP, OVERRIDES, Own, Team, merged, told
 from rlrun.rllib.translation import JOINT, OFF_POLICY, Q_LEARNING, Translation
-from rlrun.rllib.yaml_files import Line, flattened, flow, options_of
+from rlrun.rllib.yaml_files import Line, flattened, flow
 
 LOST = {  # options without a counterpart: (why, the values with which nothing is lost)
     "policy_map_capacity": ("all policies stay in memory", None),
@@ -82,6 +82,8 @@ def steps_of_agents(one: Translation) -> None:
         for source in (one.given, one.defaults):
             if name in source:
                 made = _divided(source[name], number, name in POINTS)
+                if source is one.given and name in one.grids:
+                    one.grids[name] = [_divided(value, number, name in POINTS) for value in one.grids[name]]
                 if made != source[name]:
                     one.converted.setdefault(name, (source[name], why))
                     source[name] = made
@@ -89,9 +91,6 @@ def steps_of_agents(one: Translation) -> None:
 
 def _divided(value: Any, number: int, points: bool) -> Any:
     """A number of agent steps, or points [steps, value], in env steps."""
-    several = options_of(value)
-    if several is not None:
-        return {"grid_search": [_divided(one, number, points) for one in several]}
     if points:
         pairs = isinstance(value, list) and all(isinstance(one, list) and len(one) == 2 for one in value)
         return [[round(step / number), height] for step, height in value] if pairs else value
@@ -219,6 +218,8 @@ def _overrides(one: Translation, team: Team, alone: Callable[[dict[str, Any]], T
         reads = {key: value for key, value in own.config.items() if key not in OF_THE_ALGORITHM}
         sub = alone(merged(plain, reads)) if reads and own.acts is None else base
         said = {line.key: line for line in sub.made.lines if line.given}
+        if sub.refused.keys() - base.refused.keys():  # what is refused of a policy's own stays what all have
+            sub = alone(merged(plain, _without_options(reads, sub.refused.keys() - base.refused.keys())))
         for at, changes in own.changes.items():
             for key, value in flattened(changes).items():
                 _override(one, Line(f"{at}.{key}", value, "dropped", "", ""), key, own, name, (base, sub, said))
@@ -264,6 +265,15 @@ def _for_all(config: dict[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in config.items() if key not in (GROUP, *NAMES)}
     unit = told(config, "count_steps_by")[1]
     return {**kept, "count_steps_by": unit} if unit is not None else kept
+
+
+def _without_options(config: dict[str, Any], keys: Set[str]) -> dict[str, Any]:
+    """Returns a config without some options, whose keys are dotted inside groups."""
+    made = {key: value for key, value in config.items() if key not in keys}
+    inside = {key: dict(value) for key, value in made.items() if isinstance(value, dict)}
+    for group, _, option in (key.partition(".") for key in keys):
+        inside.get(group, {}).pop(option, None)
+    return made | inside
 
 
 NAMES = ("policies", "policy_mapping_fn", "policies_to_train", OVERRIDES, "count_steps_by", "replay_mode", *LOST)

@@ -10,7 +10,6 @@ from rlrun.rllib.networks import memories, sequence_length
 from rlrun.rllib.q_learning import replayed
 from rlrun.rllib.slates import BANDITS
 from rlrun.rllib.translation import DREAMING, EVOLUTION, IMITATION, JOINT, META, SEARCHING, Translation
-from rlrun.rllib.yaml_files import options_of
 
 LENGTHS = ("rollout_fragment_length", "sample_batch_size")
 SIZES = ("train_batch_size", "train_batch_size_per_learner")
@@ -41,9 +40,8 @@ def batches(it: Translation) -> None:
         it.set("resources.num_learners", max(workers, 1), *every, why="processes that apply gradients")
     elif it.core in ("impala", "appo"):
         rows = 50 if length == "auto" else int(length)
-        total = max(rows, round(float(batch) / rows) * rows)
+        total, why = _joined(it, rows, float(batch), per_worker)
         it.set(f"{it.inner}.fragment_length", rows, *LENGTHS)
-        why = "" if total == batch else f"whole fragments of {rows} rows"
         it.set(f"{it.inner}.batch_size", total, *SIZES, why=why)
     elif it.core not in (*EVOLUTION, *DREAMING, *SEARCHING, *META):
         steps = it.get("n_step", default=1)
@@ -55,9 +53,11 @@ def batches(it: Translation) -> None:
 
 
 def _on_policy(it: Translation, length: Any, batch: Any, envs: int, learners: int) -> None:
-    rows, columns = _whole(it, length, float(batch), envs)
+    adjusted = _adjusted(it, length, float(batch), envs)
+    rows, columns = _whole(it, adjusted, float(batch), envs)
     total = rows * columns
     why = f"of {columns} environments" + (f", where RLlib's {envs} take turns" if columns > envs else "")
+    why += "" if adjusted == length else f"; fragments of {length} rows do not make up {batch}, so RLlib changes them"
     it.set(f"{it.inner}.fragment_length", rows, *LENGTHS, why=why)
     why = "" if total == batch else f"RLlib rounds {batch} up to whole fragments of all {envs} environments"
     it.set(f"{it.inner}.batch_size", total, *SIZES, why=why)
@@ -65,6 +65,20 @@ def _on_policy(it: Translation, length: Any, batch: Any, envs: int, learners: in
         _minibatch(it, total, max(learners, 1))
     if it.core == "a2c":
         _microbatch(it, rows, total)
+
+
+def _joined(it: Translation, rows: int, batch: float, per_worker: int) -> tuple[int, str]:
+    """Returns the rows of IMPALA's and APPO's batches, and why they are not what the file says.
+
+    RLlib's old API stack joins whole samples of workers until it has enough rows. For the new one it is the
+    number of whole fragments that comes nearest."""
+    if it.era == "new":
+        total, why = max(rows, round(batch / rows) * rows), f"whole fragments of {rows} rows"
+    else:
+        sample = rows * per_worker
+        total = max(1, math.ceil(batch / sample)) * sample
+        why = f"RLlib joins whole samples, of {sample} rows each, until it has {batch:g}"
+    return total, "" if total == batch else why
 
 
 def _decentralised(it: Translation, rows: int, batch: float, workers: int, per_worker: int) -> None:
@@ -123,6 +137,16 @@ def _regularized(it: Translation, batch: int) -> None:
         it.say(key, "not mapped" if it.given.get(key) else "dropped", why=f"RLlib's CRR has no {key}")
 
 
+def _adjusted(it: Translation, length: Any, batch: float, envs: int) -> Any:
+    """Returns the length of the fragments that RLlib collects.
+
+    From 1.4 on its PPO gives up the file's length where fragments of all environments do not make up the batch. (It
+    divided without the remainder up to 1.13.0.)"""
+    if it.core != "ppo" or it.era != "middle" or length == "auto" or batch % (int(length) * envs) == 0:
+        return length
+    return math.ceil(batch / envs)
+
+
 def _whole(it: Translation, length: Any, batch: float, envs: int) -> tuple[int, int]:
     """Returns the rows of a fragment and the number of environments that make a batch.
 
@@ -149,7 +173,7 @@ def _minibatch(it: Translation, total: int, workers: int) -> None:
         most = min(max(rows, unit), total)
         return next((size for size in range(most, 0, -1) if total % size == 0 and size % unit == 0), total)
 
-    several = next((options_of(it.given[key]) for key in keys if options_of(it.given.get(key)) is not None), None)
+    several = next((it.grids[key] for key in keys if key in it.grids), None)
     target, share = f"{it.inner}.minibatch_size", 1 if it.team is None else it.team.share
     if several is not None:
         it.made.grid[target] = [fitting(max(1, int(one) * workers // share)) for one in several]
@@ -167,7 +191,8 @@ def _microbatch(it: Translation, rows: int, total: int) -> None:
     asked = it.get("microbatch_size")
     if asked:
         size = next(
-            size for size in range(rows * max(1, round(int(asked) / rows)), total + 1, rows) if total % size == 0
+            (size for size in range(rows * max(1, round(int(asked) / rows)), total + 1, rows) if total % size == 0),
+            total,
         )
         it.set(
             f"{it.inner}.microbatch_size",

@@ -48,7 +48,7 @@ def curiosity(one: Translation) -> None:
     left = dict(one.curious)
 
     def say(key: str, value: Any, how: Any, became: str = "", why: str = "", given: bool = True) -> None:
-        one.made.lines.append(Line(key, value, how, became, why, given))
+        one.made.lines.append(Line(key, value, how, became, one.first_of(key, why), given))
 
     if one.outer != one.around:
         why = curious_problem(one.core, one.around) or f"algo={one.around} cannot be around {one.outer}"

@@ -6,7 +6,7 @@ from typing import Any
 
 from rlrun.config.paths import runner_of
 from rlrun.rllib.translation import FROM_DATA, INPUTS, SAMPLER, Translation
-from rlrun.rllib.yaml_files import flow, options_of
+from rlrun.rllib.yaml_files import flow
 
 FILES = (".json", ".jsonl", ".zip", ".parquet")
 D4RL = "D4RL's own files are not read; Minari has such sets under other names, and data.path=minari:ID reads them"
@@ -36,16 +36,11 @@ def _ask(one: Translation) -> None:
         one.say(INPUTS[0], "not mapped", why=f"{one.core} learns from data, and the file names none; data.path= does")
 
 
-def _first(value: Any) -> Any:
-    several = options_of(value)
-    return value if several is None else several[0] if several else None
-
-
 def _input(one: Translation) -> None:
     key = next((name for name in INPUTS if name in one.given), None)
     if key is None or key in one.taken:
         return
-    value, reader = _first(one.given[key]), _first(one.given.get("input_config"))
+    value, reader = one.given[key], one.given.get("input_config")
     reader = reader if isinstance(reader, dict) else {}
     if value == SAMPLER and one.core in FROM_DATA:
         if one.core == "marwil":
@@ -109,7 +104,7 @@ def _shares(value: Any) -> tuple[dict[str, float], str | None]:
 
 def _output(one: Translation) -> None:
     """Sets the folder that a run records into."""
-    value, writer = _first(one.given.get("output")), _first(one.given.get("output_config"))
+    value, writer = one.given.get("output"), one.given.get("output_config")
     if value == "dataset":
         value = writer.get("path") if isinstance(writer, dict) else None
     if isinstance(value, str) and "://" in value:

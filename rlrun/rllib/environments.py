@@ -134,6 +134,21 @@ def environment(env: str, kwargs: dict[str, Any], several: bool) -> Environment:
     return Environment(made, family, why, _spec(made, yaml.safe_dump(kwargs)) if family == "agents" else None)
 
 
+def emulator_frames(env: str) -> int | None:
+    """Returns the frames for which the emulator of an Atari id takes an action; None if it draws their number."""
+    name = env.rpartition("/")[2]
+    if "NoFrameskip" in name or not re.search(r"-v\d+$", name):
+        return 1
+    if "Deterministic" in name:
+        return 3 if name.startswith("SpaceInvaders") else 4
+    return 4 if name.endswith("-v5") else None
+
+
+def sticky_actions(env: str) -> bool:
+    """Tells whether the emulator of an Atari id repeats the last action with a probability of 0.25."""
+    return re.search(r"-v[05]$", env) is not None
+
+
 def _newest_of_zoo(name: str, bare: bool) -> str | None:
     """Returns the environment of PettingZoo's or mpe2's that a name means, perhaps of another version; None if it is
     none. bare: whether the name may have no version."""

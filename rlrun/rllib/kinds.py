@@ -30,6 +30,9 @@ def wrong_kind(key: str, value: Any) -> str | None:
     if isinstance(value, str):
         words, pattern = data("kinds.yaml")["words"].get(key), data("kinds.yaml")["patterns"].get(key)
         fits = fits and (words is None or value in words) and (pattern is None or bool(re.fullmatch(pattern, value)))
+    least = data("kinds.yaml")["least"].get(key, value)
+    if kind(value) == "number" and value < least:
+        return f"in RLlib it is at least {least}, not {flow(value)}"
     if isinstance(value, list):
         fits = fits and LISTS[data("kinds.yaml")["lists"].get(key.replace(*_net(key)), "any")](value)
     if fits:

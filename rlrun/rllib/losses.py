@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rlrun.rllib.translation import EVOLUTION, IMITATION, OFF_POLICY, WITH_VALUE, Translation
-from rlrun.rllib.yaml_files import options_of, rounded
+from rlrun.rllib.yaml_files import rounded
 
 
 def losses(it: Translation) -> None:
@@ -82,18 +84,23 @@ def _entropy(it: Translation) -> None:
     """Sets the weight of the entropy. Up to RLlib 0.6 it was added to the loss of A3C and IMPALA: -0.01 was a bonus
     there, and since 0.7 RLlib refuses it."""
     keys = [key for key in ("entropy_coeff_schedule", "entropy_coeff") if it.given.get(key) is not None]
-    if not keys or options_of(it.given[keys[0]]) is not None:
+    if not keys:
         return
-    value = it.given[keys[0]]
-    weights = [point[1] for point in value] if isinstance(value, list) else [value]
+
+    def negative(value: Any) -> bool:
+        weights = [point[1] for point in value] if isinstance(value, list) else [value or 0.0]
+        return any(weight < 0 for weight in weights)
+
+    def weight(value: Any) -> Any:
+        if it.core in ("ppo", "ddppo") or not negative(value):
+            return value
+        return [[t, -weight] for t, weight in value] if isinstance(value, list) else -value
+
     why = ""
-    if any(weight < 0 for weight in weights):
-        if it.core in ("ppo", "ddppo"):
-            why = "a negative weight penalises entropy, as it did in RLlib"
-        else:
-            value = [[t, -weight] for t, weight in value] if isinstance(value, list) else -value
-            why = "up to RLlib 0.6 the weight was added to the loss, so that a negative one was a bonus"
-    it.set(f"{it.inner}.entropy_coef", value, keys[0], why=why)
+    if any(negative(value) for value in it.grids.get(keys[0], [it.given[keys[0]]])):
+        why = "up to RLlib 0.6 the weight was added to the loss, so that a negative one was a bonus"
+        why = "a negative weight penalises entropy, as it did in RLlib" if it.core in ("ppo", "ddppo") else why
+    it.convert(f"{it.inner}.entropy_coef", keys[0], weight, why=why)
     if len(keys) > 1:
         it.say(keys[1], "dropped", why="entropy_coeff_schedule wins")
 
@@ -104,22 +111,19 @@ def _bound(it: Translation) -> None:
     if it.core in (*OFF_POLICY, *EVOLUTION):
         return  # continuous.py sets it
     target, keys = f"{it.inner}.max_grad_norm", ("grad_clip", "grad_norm_clipping")
-    if any(options_of(it.given.get(key)) is not None for key in keys):
-        return
-    bound = it.get(*keys)
+    bound, key = it.get(*keys), next((key for key in keys if key in it.given), keys[0])
     by = str(it.given.get("grad_clip_by", "global_norm"))
     if by != "global_norm":
         for key in ("grad_clip_by", *keys):
             it.say(key, "not mapped", why=f"the bound is one on the norm of the whole gradient, not on {by}")
         it.set(target, 0.0, why=f"RLlib's bound by {by} has no counterpart")
     elif it.core in ("a2c", "a3c"):
-        mean = float(bound or 0.0) / it.made.values[f"{it.inner}.batch_size"]
+        rows = it.made.values[f"{it.inner}.batch_size"]
         why = "divided by the batch, because RLlib's loss is a sum and rlrun's a mean" if bound else "null: no bound"
-        it.set(target, float(f"{mean:.4g}"), *keys, why=why)
-    elif bound is None:
-        it.set(target, 0.0, *keys, why="RLlib has no bound where grad_clip is null")
+        it.convert(target, key, lambda value: float(f"{float(value or 0.0) / rows:.4g}"), *keys, why=why)
     else:
-        it.set(target, rounded(float(bound)), *keys)
+        why = "RLlib has no bound where grad_clip is null" if bound is None else ""
+        it.convert(target, key, lambda value: 0.0 if value is None else rounded(float(value)), *keys, why=why)
     it.say("grad_clip_by", "dropped", why="global_norm is the only kind here")
 
 
@@ -130,9 +134,8 @@ def _divergence(it: Translation) -> None:
         keys = ("use_kl_loss", *(["kl_coeff"] if "kl_coeff" in it.given else []))
         it.set(f"{it.inner}.kl_coef", 0.0, *keys, why="use_kl_loss is false")
         it.taken.add("kl_coeff")
-        it.taken.add("kl_coeff")
-    elif options_of(it.given.get("kl_coeff")) is None:
-        it.set(f"{it.inner}.kl_coef", float(it.get("kl_coeff") or 0.0), "kl_coeff")
+    else:
+        it.convert(f"{it.inner}.kl_coef", "kl_coeff", lambda value: float(value or 0.0))
     it.say("use_kl_loss", "dropped", why=f"true: {it.inner}.kl_coef is kl_coeff")
 
 
@@ -161,16 +164,15 @@ def _target(it: Translation) -> None:
 def _value(it: Translation) -> None:
     """Sets the bound on the value's loss of PPO, and IMPALA's own optimiser for the value."""
     if it.core in ("ppo", "ddppo"):
-        at, bound = it.inner, it.get("vf_clip_param")
-        if it.made.values.get(f"{at}.use_critic") is False:
+        old = it.era == "old"
+        ours, other = ("clip", "loss_clip") if old else ("loss_clip", "clip")
+        why = "up to RLlib 0.8 it bounds a value's change, later the squared error" if old else ""
+        if it.made.values.get(f"{it.inner}.use_critic") is False:
+            it.set(f"{it.inner}.value_{ours}", 0.0, why="no values are learnt")
             it.say("vf_clip_param", "dropped", why="no values are learnt")
-            bound = 0.0
-        if options_of(it.given.get("vf_clip_param")) is None:
-            old = it.era == "old"
-            why = "up to RLlib 0.8 it bounds a value's change, later the squared error" if old else ""
-            it.set(f"{at}.value_{'clip' if old else 'loss_clip'}", float(bound or 0.0), "vf_clip_param", why=why)
-            other = "loss_clip" if old else "clip"
-            it.set(f"{at}.value_{other}", 0.0, why="RLlib's PPO has one bound on the value")
+        else:
+            it.convert(f"{it.inner}.value_{ours}", "vf_clip_param", lambda bound: float(bound or 0.0), why=why)
+        it.set(f"{it.inner}.value_{other}", 0.0, why="RLlib's PPO has one bound on the value")
     if it.core in ("impala", "appo"):
         if it.get("_separate_vf_optimizer", default=False):
             rate = it.get("_lr_vf", default=0.0005)

@@ -90,7 +90,8 @@ def _screens(one: Translation) -> None:
     else:
         why = "RLlib's own preprocessor has none of DeepMind's wrappers"
         one.set("env.grayscale", bool(one.get(*colours, default=False)), *colours, "preprocessor_pref", why=why)
-        for name, value in (("frame_skip", 1), ("noop_max", 0), ("fire", False), ("life_loss_terminal", False)):
+        one.set("env.frame_skip", one.emulated or 4, why=f"{why}, and the emulator decides")
+        for name, value in (("noop_max", 0), ("fire", False), ("life_loss_terminal", False)):
             one.set(f"env.{name}", value, why=why)
         if one.get("clip_rewards") is None:
             why = "RLlib clips rewards by itself only with DeepMind's wrappers"
@@ -127,8 +128,12 @@ def convolutions(one: Translation, size: int | None) -> None:
         one.set("model.conv_hidden", after, *posts[: 2 if after else 1], why="RLlib's layers behind the convolutions")
     else:
         one.set("model.conv_hidden", [], why="post_fcnet_hiddens have an activation function of their own")
-        if one.set("model.activation", kind, posts[1]):
+        problem = one.misfit_of("model.activation", kind)
+        if problem is None:
+            one.set("model.activation", kind, posts[1])
             one.set("model.hidden", after, posts[0])
+        else:  # RLlib's default, a nonlinearity, would not be what the file asks for
+            one.say(posts[1], "not mapped", why=problem)
     one.say(posts[0], "not mapped", why="rlrun has no layers without a nonlinearity")
     one.say(posts[1], "dropped", why="there are no such layers")
 

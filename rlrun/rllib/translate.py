@@ -6,7 +6,7 @@ that it calls compute what depends on several options at once: fragments, schedu
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -19,17 +19,27 @@ from rlrun.rllib.continuous import continuous
 from rlrun.rllib.curiosity import curiosity
 from rlrun.rllib.data import data
 from rlrun.rllib.dreamer import dreamer, task_options
-from rlrun.rllib.environments import ROCK_PAPER_SCISSORS, TWO_STEP, Environment, continuous_actions, environment
+from rlrun.rllib.ends import ends
+from rlrun.rllib.environments import (
+    ROCK_PAPER_SCISSORS,
+    TWO_STEP,
+    Environment,
+    continuous_actions,
+    emulator_frames,
+    environment,
+    sticky_actions,
+)
 from rlrun.rllib.estimates import estimates
-from rlrun.rllib.evaluation import evaluation, iteration
+from rlrun.rllib.evaluation import evaluation
 from rlrun.rllib.joint import joint
+from rlrun.rllib.kinds import takes
 from rlrun.rllib.losses import losses
 from rlrun.rllib.maddpg import maddpg
-from rlrun.rllib.meta import meta, rows_of_iteration
+from rlrun.rllib.meta import meta
 from rlrun.rllib.networks import networks
 from rlrun.rllib.q_learning import q_learning
 from rlrun.rllib.slates import BANDITS, OWN, slates, world_options
-from rlrun.rllib.team import GROUP, Team, team_of, told
+from rlrun.rllib.team import GROUP, Team, team_of
 from rlrun.rllib.translation import (
     DREAMING,
     EVOLUTION,
@@ -45,18 +55,24 @@ from rlrun.rllib.translation import (
     Translation,
 )
 from rlrun.rllib.vain import leave_out
-from rlrun.rllib.yaml_files import NESTED, Imported, Line, around, flow, machinery, numbers, options_of, rounded, slug
+from rlrun.rllib.yaml_files import (
+    NESTED,
+    Imported,
+    Line,
+    around,
+    first_values,
+    flow,
+    machinery,
+    numbers,
+    options_of,
+    rounded,
+    slug,
+)
 
 PARTS = ("run", "env", "stop", "config", "pass_criteria")  # of an experiment; the others are listed by _around()
-FILES_END = 1.0e7  # env steps of a file that names no end; RLlib's Atari tables end there
 FILTERS = {"MeanStdFilter": "mean_std", "ConcurrentMeanStdFilter": "mean_std", "NoFilter": "none"}
-MEANS = ("episode_reward_mean", "episode_return_mean")
-AGENT_STEPS = ("agent_timesteps_total", "num_agent_steps_sampled", "num_agent_steps_sampled_lifetime")
-STEPS = ("timesteps_total", "num_env_steps_sampled", "num_env_steps_sampled_lifetime", *AGENT_STEPS)
-# RLlib's names of the returns of one policy or agent
-PARTIAL = ("policy_reward_", "module_episode_returns_", "agent_episode_returns_")
 SHARING = ("dqn", "c51", "rainbow", "ddpg")  # off-policy algorithms whose processes can share weights
-LOOK_EVERY = 50000  # env steps between evaluations that a file asks for, where it does not say how often
+MOST_SEEDS = 1000  # of an experiment's num_samples
 WORKERS = ("num_workers", "num_env_runners")
 # Options whose number may be another one here; the reader is told why
 CONVERTED = ("vf_loss_coeff", "max_weight_sync_delay")
@@ -108,15 +124,36 @@ def experiment_on(
 ) -> Experiment:
     """Translates an experiment on one environment. Raises UserError if rlrun does not have it, or for policies that
     RLlib would not accept."""
-    kwargs = config.get("env_config")
+    kwargs = first_values(config.get("env_config"))[0]
     kwargs = kwargs if isinstance(kwargs, dict) else {}
     inside = kwargs.get("config") if set(kwargs) == {"config"} and isinstance(kwargs.get("config"), dict) else kwargs
     several = isinstance(config.get(GROUP), dict) or "policies" in config
     try:
         place = environment(env, inside or {}, several)
-        return Experiment(name, run, env, config, experiment, source, place, team_of(config, place, run))
+        return _accepted(name, run, env, config, experiment, source, place)
     except UserError as error:
         raise UserError(f"{source}, {name}: {error}") from None
+
+
+def _accepted(
+    name: str,
+    run: str,
+    env: str,
+    config: dict[str, Any],
+    experiment: dict[str, Any],
+    source: str,
+    place: Environment,
+) -> Experiment:
+    """Translates an experiment until rlrun accepts all that is left of its values.
+
+    A refused option has RLlib's default, and others may be computed from it: the translation begins again without it.
+    """
+    refused: dict[str, str] = {}
+    while True:
+        made = Experiment(name, run, env, config, experiment, source, place, team_of(config, place, run), refused)
+        if made.misfits.keys() <= refused.keys():
+            return made
+        refused |= made.misfits
 
 
 class Experiment(Translation):
@@ -132,11 +169,14 @@ class Experiment(Translation):
         source: str,
         place: Environment,
         team: Team | None,
+        refused: dict[str, str],
     ):
-        """env: RLlib's name of the environment `place`."""
-        super().__init__(name, run, config, experiment, source, place, team)
-        kwargs = config.get("env_config")
+        """env: RLlib's name of the environment `place`. refused: as a Translation has it."""
+        super().__init__(name, run, config, experiment, source, place, team, refused)
+        kwargs, grids = first_values(config.get("env_config"))
+        self.grids |= {f"env_config.{path}": values for path, values in grids.items() if path}
         self._env(env, kwargs if isinstance(kwargs, dict) else {})
+        self._env_grids([f"env_config.{path}" for path in grids if path])
         if self.core == "cql" and self.discrete:
             raise UserError(
                 f"RLlib's CQL is for continuous actions, and {self.made.env} has choices; algo=discrete_cql learns them"
@@ -158,14 +198,14 @@ class Experiment(Translation):
             dense_model(self)
         losses(self)
         self._sampling()
-        agents(self, lambda other: Experiment(name, run, env, other, {}, source, place, team_of(other, place, run)))
+        agents(self, lambda other: _accepted(name, run, env, other, {}, source, place))
         data(self)
         estimates(self)
         evaluation(self)
         self._optimizer()
         self._the_rest()
         self._around({key: value for key, value in experiment.items() if key not in PARTS})
-        self._end()
+        ends(self)
         self.list_the_rest()
         leave_out(self.made, self.outer, self.core)
 
@@ -173,15 +213,13 @@ class Experiment(Translation):
 
     def _env(self, env: str, kwargs: dict[str, Any]) -> None:
         self.made.env = self.env.name
-        self.made.lines.append(Line("env", env, "mapped", f"env={self.made.env}", self.env.why))
+        drawn = self.atari and emulator_frames(env) is None and "frameskip" not in kwargs
+        why = "RLlib's game takes an action for 2 to 4 frames, drawn at random; here it is 4" if drawn else self.env.why
+        self.made.lines.append(Line("env", env, "mapped", f"env={self.made.env}", why))
         self.taken.add("env")
         self.discrete = True
         if self.atari:
-            name = env.removeprefix("ale_py:")
-            if name.startswith("ALE/") and name.endswith("-v5") and "repeat_action_probability" not in kwargs:
-                self.set("env.sticky_actions", 0.25, why=f"{name} has them")
-            for key in kwargs:
-                self._atari_option(f"env_config.{key}", kwargs[key])
+            self._atari(env.removeprefix("ale_py:"), kwargs)
             return
         continuous = continuous_actions(self.env)
         self.discrete = None if continuous is None else not continuous
@@ -210,6 +248,35 @@ class Experiment(Translation):
             self.reasons["env.kwargs"] = "RLlib's default"
         if kwargs and inside:
             self.made.lines.append(Line("env_config", kwargs, "mapped", f"env.kwargs={flow(inside)}", ""))
+        for key in [key for key in self.grids if key.startswith("env_config.") and inside is not self.env.inside]:
+            name = key.removeprefix("env_config.config." if nested else "env_config.")
+            plain = not any(isinstance(one, dict) for one in self.grids[key])
+            if plain and re.fullmatch(r"\w+(\.\w+)*", name):
+                self.made.grid[f"env.kwargs.{name}"] = self.grids[key]
+
+    def _env_grids(self, keys: list[str]) -> None:
+        """Lists the grids inside env_config that no other line names."""
+        said = {line.key for line in self.made.lines}
+        for key in [key for key in keys if key not in said]:
+            target = f"env.kwargs.{key.removeprefix('env_config.').removeprefix('config.')}"
+            became, why = f"env.kwargs={flow(self.made.values.get('env.kwargs'))}", self.first_of(key)
+            if target in self.made.grid:
+                why = f"the first of {len(self.grids[key])}; the file's head has the sweep"
+                self.made.lines.append(Line(key, self._grid_or(key, None), "mapped", became, why))
+            else:
+                self.made.lines.append(Line(key, self._grid_or(key, None), "not mapped", "", why))
+
+    def _atari(self, name: str, kwargs: dict[str, Any]) -> None:
+        """Sets what an Atari game's id and its env_config say of the emulator."""
+        if sticky_actions(name) and "repeat_action_probability" not in kwargs:
+            self.set("env.sticky_actions", 0.25, why=f"{name} has them")
+        self.emulated = emulator_frames(name)
+        if isinstance(kwargs.get("frameskip"), int | float):
+            self.emulated = int(kwargs["frameskip"])
+        for key in kwargs:
+            self._atari_option(f"env_config.{key}", kwargs[key])
+        if self.emulated not in (1, 4, None):
+            self.set("env.frame_skip", self.emulated, why=f"{name} takes an action for {self.emulated} frames")
 
     def _atari_option(self, key: str, value: Any) -> None:
         option = key.partition(".")[2]
@@ -218,9 +285,17 @@ class Experiment(Translation):
         elif option == "repeat_action_probability":
             self.set("env.sticky_actions", float(value), key)
         elif option == "frameskip":
-            self.say(key, "dropped", why="frame skipping is rlrun's own: env.frame_skip=4")
+            self._frames(key, value)
         else:
             self.say(key, "not mapped", why="Atari games have no such option here")
+
+    def _frames(self, key: str, value: Any) -> None:
+        if not isinstance(value, int | float):
+            self.say(key, "not mapped", why="every action is taken for the same number of frames: env.frame_skip=4")
+        elif value == 1 and self.get("preprocessor_pref", default="deepmind") == "deepmind":
+            self.say(key, "dropped", why="RLlib's wrappers then take every action 4 times, as env.frame_skip=4 does")
+        else:
+            self.set("env.frame_skip", int(value), key)
 
     def _machinery(self) -> None:
         unseen = machinery()
@@ -232,7 +307,7 @@ class Experiment(Translation):
                 plain in (*SAMPLERS, "num_rollout_workers") and self.core in META
             )
             if plain in unseen and not learns:
-                self.say(key, "dropped", why=unseen[plain])
+                self.say(key, "dropped", why=unseen[plain], whatever=True)
 
     # Everything else
 
@@ -303,17 +378,20 @@ class Experiment(Translation):
         if self.core in ("ppo", "ddppo"):
             special["vf_loss_coeff"] = lambda value: 2.0 * float(value)
         if self.given.get("lr_schedule") is not None and self.core not in OFF_POLICY:
-            self.set(f"{self.inner}.lr", self.given["lr_schedule"], "lr_schedule")
-            self.say("lr", "dropped", why="lr_schedule wins")
+            if self.convert(f"{self.inner}.lr", "lr_schedule", _plain):
+                self.say("lr", "dropped", why="lr_schedule wins")
         if self.given.get("horizon") and self.atari:
-            frames = int(self.given["horizon"]) * 4
-            self.set("env.max_frames", frames, "horizon", why="4 frames for every env step")
+            skip = self.made.values.get("env.frame_skip", 4)
+            frames, why = int(self.given["horizon"]) * skip, f"{skip} frames for every env step"
+            self.set("env.max_frames", frames, "horizon", why=why)
         pending = {**self.given, **{key: value for key, value in self.defaults.items() if key not in self.given}}
         for key, value in pending.items():
             if key in self.taken:
                 continue
             plain = key.rsplit(".", 1)[-1] if key.split(".")[0] in NESTED else key
-            row = self.table.get(key, self.table.get(plain))
+            row = self.table.get(key)
+            if row is None and self._belongs(key):
+                row = self.table.get(plain)
             if value in ({}, None):
                 self.say(key, "dropped", why="{}: nothing is asked for" if value == {} else OFF)
             elif row is not None and row["rlrun"] in self.made.values and key not in self.given:
@@ -322,20 +400,20 @@ class Experiment(Translation):
                 self.say(key, "not mapped", why=f"rlrun knows no such option of {self.run}")
             elif row["rlrun"] is None or row["rlrun"] == "callbacks":
                 lost = "same" in row and value != row["same"]
-                self.say(key, "not mapped" if lost else "dropped", why=row.get("why", ""))
-            elif options_of(value) is not None:
-                self._grid(key, row["rlrun"], [special.get(plain, _plain)(one) for one in options_of(value) or []])
+                self.say(key, "not mapped" if lost else "dropped", why=row.get("why", ""), whatever="same" not in row)
             else:
                 try:
                     why = row.get("why", "") if plain in CONVERTED and plain in special else ""
-                    self.set(row["rlrun"], special.get(plain, _plain)(value), key, why=why)
+                    self.convert(row["rlrun"], key, special.get(plain, _plain), why=why)
                 except (KeyError, ValueError, TypeError):
-                    self.say(key, "not mapped", why=f"{row['rlrun']} cannot be {value!r}")
+                    self.refuse(f"{row['rlrun']} cannot be {value!r}", key)
 
-    def _grid(self, key: str, target: str, values: list[Any]) -> None:
-        self.made.grid[target] = values
-        if not self.set(target, values[0], key, why=f"the first of {len(values)}; the file's head has the sweep"):
-            del self.made.grid[target]
+    def _belongs(self, key: str) -> bool:
+        """Tells whether an option is one that its group has and the algorithm has not, such as model.fcnet_hiddens.
+
+        RLlib reads none of the others inside a group, such as model.lr, but for those of `optimizer`."""
+        group, _, plain = key.partition(".")
+        return group == "optimizer" or (takes(key) is not None and takes(plain) is None)
 
     def _around(self, others: dict[str, Any]) -> None:
         """Lists what stands beside `config` in the experiment."""
@@ -344,6 +422,8 @@ class Experiment(Translation):
             how, became, why = known.get(key, ("not mapped", "", "rlrun knows no such part of an experiment"))
             if key == "num_samples" and "seed" in self.made.grid:
                 why = "the file has a grid of seeds of its own"
+            elif key == "num_samples" and isinstance(value, int | float) and value > MOST_SEEDS:
+                how, why = "not mapped", f"a sweep lists its seeds, and these are more than {MOST_SEEDS}"
             elif key == "num_samples" and isinstance(value, int | float):
                 first = self.made.values.get("seed", 1)
                 if value > 1:
@@ -354,81 +434,6 @@ class Experiment(Translation):
                 if self.set("checkpoint.keep", rounded(value)):
                     how, became, why = "mapped", f"checkpoint.keep={flow(rounded(value))}", ""
             self.made.lines.append(Line(key, value, how, became, why))
-
-    def _end(self) -> None:
-        """What ends the run, and what it is to reach."""
-        reached: float | None = None
-        steps: float | None = None
-        for where, criteria in (("stop", self.stop), ("pass_criteria", self.passes)):
-            for key, value in criteria.items():
-                last, name = key.rsplit("/", 1)[-1], f"{where}.{key}"
-                how, became, why = "not mapped", "", "rlrun ends at a return, a number of env steps or a time"
-                if last in MEANS and key.startswith("evaluation/"):
-                    shows = "stop.return_mean looks at training games, so that the run goes on to its env_steps"
-                    if "eval.every" not in self.made.values:
-                        self.set("eval.every", LOOK_EVERY, why="the file looks at evaluations")
-                    why = f"eval.every={self.made.values['eval.every']} shows it; {shows}"
-                    if self.offline:
-                        why = why.replace("stop.return_mean looks at training games", "training plays no games")
-                elif any(part in key for part in PARTIAL):
-                    why = "stop.return_mean looks at the sum over all agents; sample/return/AGENT shows each one's"
-                elif last in MEANS and self.offline:
-                    why = "no games are played in training; eval.every= shows the return of evaluations"
-                elif last in MEANS:
-                    reached = float(value)
-                    self.made.values["stop.return_mean"] = reached
-                    why = "" if self.team is None else "the sum over all agents, as in RLlib"
-                    how, became = "mapped", f"stop.return_mean={flow(reached)}"
-                elif last in STEPS and self._agents_of(last) is None:
-                    why = f"rlrun counts env steps, and how many agents {self.env.name} has is unknown here"
-                elif last in STEPS:
-                    number = self._agents_of(last) or 1
-                    own = float(math.ceil(float(value) / number / self.repeat))
-                    why = "" if number == 1 else f"agent steps, of which an env step has {number}"
-                    why = why if self.repeat == 1 else f"frames, of which an env step has {self.repeat}"
-                    why = self._rows_learnt(own) if self.offline else why
-                    how, became = "mapped", f"env_steps={flow(rounded(own))}"
-                    steps = min(own, own if steps is None else steps)
-                elif last == "time_total_s":
-                    self.made.values["stop.wall_sec"] = float(value)
-                    how, became, why = "mapped", f"stop.wall_sec={flow(float(value))}", ""
-                elif last == "training_iteration" and self.core in META:
-                    each = rows_of_iteration(self)
-                    own = float(value) * each
-                    why = f"iterations of {each:,} env steps, where episodes are as long as a fragment"
-                    how, became = "mapped", f"env_steps={flow(rounded(own))}"
-                    steps = min(own, own if steps is None else steps)
-                elif last == "training_iteration" and self.core != "sac" and (each := iteration(self) or 0):
-                    own = float(value) * each
-                    how, became = "mapped", f"env_steps={flow(rounded(own))}"
-                    why = self._rows_learnt(own) if self.offline else f"iterations of {each:,} env steps"
-                    steps = min(own, own if steps is None else steps)
-                elif last == "training_iteration":
-                    why = "iterations of RLlib's loop have no fixed number of env steps here; env_steps= ends a run"
-                self.made.lines.append(Line(name, value, how, became, why))  # type: ignore[arg-type]
-        why = "" if steps is not None else "the file names no number of env steps; RLlib's Atari tables end there"
-        self.set("env_steps", rounded(steps if steps is not None else FILES_END), why=why)
-        if reached is not None and steps is not None:
-            self.made.values["expected"] = {
-                "return": reached,
-                "env_steps": rounded(steps),
-                "metric": "last100",
-                "seeds": 1,
-                "source": f"RLlib {self.source}",
-            }
-            self.reasons["expected"] = "what the file stops at"
-
-    def _rows_learnt(self, rows: float) -> str:
-        """Says what a number of env steps means for an algorithm that learns from data alone."""
-        updates, clones = rows / self.made.values[f"{self.inner}.batch_size"], self.made.values.get("algo.bc_iters", 0)
-        cloned = f"; all of these {updates:g} updates clone, because bc_iters is {clones}" if updates <= clones else ""
-        return f"env steps count the rows that are learnt, because nothing is played{cloned}"
-
-    def _agents_of(self, counter: str) -> int | None:
-        """Returns the agents whose steps a counter of RLlib's counts: 1 for env steps, None if it is unknown."""
-        unit = told(self.config, "count_steps_by")[1]
-        agents_counted = counter in AGENT_STEPS or (counter == "timesteps_total" and unit == "agent_steps")
-        return self.acting if agents_counted else 1
 
 
 def _plain(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -13,7 +14,18 @@ from rlrun.rllib.fits import misfit
 from rlrun.rllib.kinds import SHOWN, takes, wrong_kind
 from rlrun.rllib.option_map import option_map
 from rlrun.rllib.team import Team, merged
-from rlrun.rllib.yaml_files import Era, How, Imported, Line, class_defaults, defaults, flattened, flow, options_of
+from rlrun.rllib.yaml_files import (
+    GROUPS,
+    Era,
+    How,
+    Imported,
+    Line,
+    class_defaults,
+    defaults,
+    flattened,
+    flow,
+    without_grids,
+)
 
 # The algorithm of rlrun's that learns the policy, for every algorithm of RLlib's
 RUNS = {
@@ -131,26 +143,39 @@ class Translation:
     """The options of an experiment and their translation.
 
     Every option is taken once. Options that are left at the end were read by no part of the translation. Every value
-    that is written has a line in `made.lines`, and a value that rlrun would refuse is not written.
+    that is written has a line in `made.lines`, and a value that rlrun would refuse is not written. `given` has the
+    first value of every grid of the file, and `grids` has all of them.
     """
 
     discrete: bool | None  # whether actions are discrete; None: unknown
     minibatch_unit: int = 1  # minibatches are multiples of these env steps
     repeat: int = 1  # frames of an env step, where the file counts frames
+    emulated: int | None = 1  # frames of an action in an Atari game's emulator; None: drawn from 2 to 4
     minibatch_rows: int | None = None  # rows of one policy in RLlib's minibatches; None: there are none
 
     def __init__(
-        self, name: str, run: str, config: dict, experiment: dict, source: str, env: Environment, team: Team | None
+        self,
+        name: str,
+        run: str,
+        config: dict[str, Any],
+        experiment: dict[str, Any],
+        source: str,
+        env: Environment,
+        team: Team | None,
+        refused: dict[str, str],
     ):
-        """team: who has which policy; None: there is one agent."""
+        """team: who has which policy; None: there is one agent. refused: options of the file that are to have RLlib's
+        defaults, and why."""
         self.run, self.source, self.env, self.team = DEFAULTS_OF.get(run, run), source, env, team
-        self.stop, self.passes = experiment.get("stop") or {}, experiment.get("pass_criteria") or {}
+        (self.stop, self.stop_grids), (self.passes, self.pass_grids) = (
+            without_grids(experiment.get(part) or {}) for part in ("stop", "pass_criteria")
+        )
         self.config = config  # all that the file has
         self.atari = env.family == "atari"
         self.shown: dict[str, str] = {}  # names under which options are listed, where these differ
         # values of the file that were converted to other units before they are translated, and to what
         self.converted: dict[str, tuple[Any, str]] = {}
-        self.given = flattened(self._of_the_only_policy(config))
+        self.given, self.grids = without_grids(self._of_the_only_policy(config))
         self.era = self._era()
         said = flattened(defaults(self.run, self.era))
         self.defaults = {key: value for key, value in said.items() if value is not None}
@@ -160,9 +185,10 @@ class Translation:
                 self.defaults["replay_buffer_config.type"] = "MultiAgentReplayBuffer"
             elif self.run in ("APEX", "APEX_DDPG"):
                 self.defaults.pop("training_intensity", None)
+        self.misfits: dict[str, str] = {}  # options of the file whose values rlrun does not accept, and why
         nothing = {key for key, value in self.given.items() if value is None and self._means_nothing(key)}
-        unfit = {key: why for key, value in self.given.items() if (why := wrong_kind(key, value)) is not None}
-        refused = {key: self.given.pop(key) for key in list(self.given) if key in unfit or key in nothing}
+        unfit = {key: why for key in self.given if (why := refused.get(key) or self._wrong_kind(key)) is not None}
+        without = {key: self.given.pop(key) for key in list(self.given) if key in unfit or key in nothing}
         self.curious = self._sub_exploration()
         self.outer, self.core, why = self._algorithms(RUNS[run])
         for group in ("exploration_config", "replay_buffer_config"):
@@ -187,10 +213,16 @@ class Translation:
             self.made.inner = self.core
             chosen += f" algo@algo.inner={self.core}"
         self.made.lines.append(Line("run", run, "mapped", chosen, why))
-        self.taken: set[str] = set(refused)
-        for key, value in refused.items():
+        self.taken: set[str] = set()
+        self.refused = unfit  # options of the file that have RLlib's defaults, and why
+        for key, value in without.items():
             how: How = "dropped" if key in nothing else "not mapped"
-            self.made.lines.append(Line(key, value, how, "", OFF if key in nothing else unfit[key]))
+            why = self.first_of(key, OFF) if key in nothing else _short(unfit[key], value)
+            self.made.lines.append(Line(self.shown.get(key, key), self._grid_or(key, value), how, "", why))
+        self.grids = {key: values for key, values in self.grids.items() if key not in without}
+        for key in GROUPS:
+            if key in self.grids and key not in self.given:
+                self.made.lines.append(Line(key, self._grid_or(key, None), "not mapped", "", self.first_of(key)))
         self.reasons: dict[str, str] = {}  # why an option of rlrun's is written
 
     # What is imported
@@ -203,6 +235,16 @@ class Translation:
         for at, changes in own.changes.items():
             self.shown |= {key: f"{at}.{key}" for key in flattened(changes)}
         return merged(config, own.config)
+
+    def _wrong_kind(self, key: str) -> str | None:
+        """Returns the reason why the file's value of an option, or one of its grid, is none that RLlib has."""
+        values = self.grids.get(key, [self.given[key]])
+        said = [wrong_kind(key, one) for one in values if one is not None or not self._means_nothing(key)]
+        return next((why for why in said if why is not None), None)
+
+    def _grid_or(self, key: str, value: Any) -> Any:
+        """Returns what the file has for an option whose first value is `value`."""
+        return {"grid_search": self.grids[key]} if key in self.grids else value
 
     def _means_nothing(self, key: str) -> bool:
         """Whether null is what RLlib does anyway: the option has no default, and null switches nothing off."""
@@ -224,8 +266,6 @@ class Translation:
     def _runner(self) -> str | None:
         """Returns the runner of an algorithm that learns from data, if it is to play: cql may do so beside data."""
         value = next((self.given[key] for key in INPUTS if key in self.given), None)
-        several = options_of(value)
-        value = several[0] if several else value
         shares = value if isinstance(value, dict) else {value: 1.0} if isinstance(value, str) else {}
         used = [name for name, share in shares.items() if isinstance(share, int | float) and share > 0]
         if SAMPLER in used and self.core == "cql":
@@ -295,29 +335,36 @@ class Translation:
         for source in (self.given, self.defaults):
             for key in keys:
                 if key in source:
-                    several = options_of(source[key])
-                    return source[key] if several is None else several[0]
+                    return source[key]
         return default
 
     # What becomes of it
 
-    def say(self, key: str, how: How, became: str = "", why: str = "") -> None:
-        """Lists what becomes of one of RLlib's options. A default is listed if it is mapped, or if it is lost."""
+    def first_of(self, key: str, why: str = "") -> str:
+        """Returns a reason with a sentence before it that says that the option is the first of a grid, if it is."""
+        return first_of(self.grids.get(key), why)
+
+    def say(self, key: str, how: How, became: str = "", why: str = "", whatever: bool = False) -> None:
+        """Lists what becomes of one of RLlib's options. A default is listed if it is mapped, or if it is lost.
+
+        whatever: the reason holds for every value of the option, so that the others of a grid are not worth a word."""
         if key in self.taken:
             return
         self.taken.add(key)
-        several = options_of(self.given.get(key))
-        # the file's grid has no sweep over the other values
-        if several is not None and how == "mapped" and became.partition("=")[0] not in self.made.grid:
-            why = f"the first of {len(several)}: a sweep over the others is yours to make" + (f"; {why}" if why else "")
-        name, value = self.shown.get(key, key), self.given.get(key, self.defaults.get(key))
+        if not whatever and became.partition("=")[0] not in self.made.grid:  # the imported file has no sweep of them
+            why = self.first_of(key, why)
+        name, value = self.shown.get(key, key), self._grid_or(key, self.given.get(key, self.defaults.get(key)))
         if key in self.converted:
             value, unit = self.converted[key]
             why = f"{unit}; {why}" if why else unit
-        if isinstance(value, str) and len(value) > SHOWN:
-            why = why.replace(value.rsplit(".", 1)[-1], f"{value[:SHOWN]}...")
+        why = _short(why, value)
         if key in self.given:
             self.made.lines.append(Line(name, value, how, became, why))
+        elif key in self.refused:  # it has a line, and what is written in its place is listed as added
+            target = became.partition("=")[0]
+            target = target if target in self.made.values else f"{target}._choice"
+            why = f"RLlib's default, because {name} is refused" + (f"; {why}" if why else "")
+            self.reasons |= {target: why} if how == "mapped" else {}
         elif key in self.defaults and how != "dropped":
             self.made.lines.append(Line(name, value, how, became, why, given=False))
 
@@ -326,16 +373,31 @@ class Translation:
 
         Returns whether rlrun accepts the value. If it does not, nothing is written and the reason is listed."""
         self._take(keys)
-        problem = misfit(self.outer, self.core, self.env, target, value, self.runner)
+        problem = self.misfit_of(target, value)
         if problem is not None:
-            for key in keys:
-                self.say(key, "not mapped", why=problem)
+            self.refuse(problem, *keys)
             return False
         self.made.values[target] = value
         self.reasons[target] = why
         for key in keys:
             self.say(key, "mapped", f"{target}={flow(value)}", why)
         return True
+
+    def convert(self, target: str, key: str, made: Callable[[Any], Any], *others: str, why: str = "") -> bool:
+        """Sets one of rlrun's options from one of RLlib's, as `made` converts it. The file's grid becomes a grid.
+
+        others: further names of RLlib's option. Returns whether rlrun accepts the values; if it does not, nothing is
+        written and the reason is listed."""
+        several = self.grids.get(key)
+        if several is None:
+            return self.set(target, made(self.get(key)), key, *others, why=why)
+        values = [made(one) for one in several]
+        wrong = [one for one in values if self.misfit_of(target, one) is not None]
+        if wrong:
+            return self.set(target, wrong[0], key, *others)
+        self.made.grid[target] = values
+        first = f"the first of {len(values)}; the file's head has the sweep"
+        return self.set(target, values[0], key, *others, why=f"{first}; {why}" if why else first)
 
     def place(self, target: str, value: Any, key: str) -> bool:
         """Sets an option that names files or folders, which the command line will have to say. Returns whether rlrun
@@ -356,6 +418,16 @@ class Translation:
         for key in keys:
             self.say(key, "mapped", f"{group}={file}", why)
 
+    def refuse(self, problem: str, *keys: str) -> None:
+        """Lists options whose value rlrun does not accept. Those of the file will have RLlib's defaults instead."""
+        self.misfits |= {key: problem for key in keys if key in self.given and key not in self.taken}
+        for key in keys:
+            self.say(key, "not mapped", why=problem)
+
+    def misfit_of(self, target: str, value: Any) -> str | None:
+        """Returns the reason why rlrun does not accept a value for one of its options; None if it does."""
+        return misfit(self.outer, self.core, self.env, target, value, self.runner)
+
     def _take(self, keys: tuple[str, ...]) -> None:
         """Takes the other names of an option, which the file does not use."""
         if any(key in self.given for key in keys):
@@ -368,6 +440,20 @@ class Translation:
             text = f"{target.removesuffix('._choice')}={value if target.endswith('._choice') else flow(value)}"
             if f"{text} " not in said:
                 self.made.lines.append(Line("", None, "added", text, self.reasons.get(target, "")))
+
+
+def _short(why: str, value: Any) -> str:
+    """Returns a reason that shows no more than the beginning of a long value."""
+    if not isinstance(value, str) or len(value) <= SHOWN:
+        return why
+    return why.replace(value.rsplit(".", 1)[-1], f"{value[:SHOWN]}...")
+
+
+def first_of(several: list[Any] | None, why: str) -> str:
+    """Returns a reason with a sentence before it that says that a value is the first of a grid, if there is one."""
+    if several is None:
+        return why
+    return f"the first of {len(several)}: a sweep over the others is yours to make" + (f"; {why}" if why else "")
 
 
 def _holds(outer: str, inner: str) -> str | None:

@@ -122,6 +122,8 @@ def read(text: str, source: str) -> dict[str, dict[str, Any]]:
         found = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise UserError(f"{source} is not YAML: {str(error).splitlines()[0]}") from None
+    if _contains_itself(found, []):
+        raise UserError(f"{source} has an anchor (&name) with its own alias (*name) inside, and so it has no end")
     if (
         not isinstance(found, dict)
         or not found
@@ -134,15 +136,26 @@ def read(text: str, source: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def numbers(value: Any) -> Any:
-    """Converts text such as 5e-4 and 1e6, which YAML 1.1 does not read as numbers; RLlib accepts such text."""
+def _contains_itself(value: Any, around: list[int]) -> bool:
+    """Tells whether a list or group contains itself. around: the identities of those that it is in."""
+    if not isinstance(value, dict | list):
+        return False
+    inside = value.values() if isinstance(value, dict) else value
+    return id(value) in around or any(_contains_itself(one, [*around, id(value)]) for one in inside)
+
+
+def numbers(value: Any, converts: bool = True) -> Any:
+    """Converts text such as 5e-4 and 1e6, which YAML 1.1 does not read as numbers; RLlib accepts such text.
+
+    The text of env_config stays text, because RLlib hands it to the environment as it is. converts: false for what
+    stands inside."""
     if isinstance(value, dict):
-        return {str(key): numbers(one) for key, one in value.items()}
+        return {str(key): numbers(one, converts and key != "env_config") for key, one in value.items()}
     if isinstance(value, set):
         return sorted(map(str, value))
     if isinstance(value, list):
-        return [numbers(one) for one in value]
-    if isinstance(value, str):
+        return [numbers(one, converts) for one in value]
+    if isinstance(value, str) and converts:
         try:
             return float(value) if value.strip()[:1] in "+-.0123456789" and value.strip() else value
         except ValueError:
@@ -153,6 +166,23 @@ def numbers(value: Any) -> Any:
 def options_of(value: Any) -> list[Any] | None:
     """Returns the values of {grid_search: [...]}; None for any other value."""
     return list(value["grid_search"]) if isinstance(value, dict) and set(value) == {"grid_search"} else None
+
+
+def first_values(value: Any) -> tuple[Any, dict[str, list[Any]]]:
+    """Returns a value with the first of every grid that is inside it, and the values of the grids by dotted paths."""
+    grids: dict[str, list[Any]] = {}
+
+    def first(one: Any, path: str) -> Any:
+        several = options_of(one)
+        if several:
+            if len(several) > 1:
+                grids[path] = several
+            return first(several[0], path)
+        if isinstance(one, dict):
+            return {key: first(inside, f"{path}.{key}" if path else str(key)) for key, inside in one.items()}
+        return one
+
+    return first(value, ""), grids
 
 
 def slug(env: Any) -> str:
@@ -205,6 +235,21 @@ def flattened(config: dict[str, Any]) -> dict[str, Any]:
             made[key] = value
     several = {key: options_of(value) for key, value in made.items()}
     return {key: several[key][0] if len(several[key] or []) == 1 else value for key, value in made.items()}  # type: ignore[index]
+
+
+def without_grids(config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """Returns the options of a config under dotted keys, with the first value of every grid, and the values of all
+    grids by their keys. The grid of a whole group has the group's key. An empty grid stays as it is."""
+    grids: dict[str, list[Any]] = {}
+
+    def first(key: str, value: Any) -> Any:
+        several = options_of(value)
+        if several and len(several) > 1:
+            grids[key] = several
+        return several[0] if several else value
+
+    plain = {key: first(key, value) for key, value in config.items()}
+    return {key: first(key, value) for key, value in flattened(plain).items()}, grids
 
 
 def machinery() -> dict[str, str]:

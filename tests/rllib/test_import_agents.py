@@ -11,6 +11,7 @@ import rlrun
 from rlrun.cli import _dispatch, main
 from rlrun.commands.import_rllib import translated
 from rlrun.core.errors import UserError
+from rlrun.rllib.translate import translate
 
 HERE = Path(__file__).parent
 STEPS = 200
@@ -193,3 +194,13 @@ def test_what_becomes_of_an_option_is_said(env, multiagent, line, how, why, tmp_
     ((one, _),), refused = translated([str(file)], None)
     found = {part.key.removeprefix("multiagent."): part for part in one.lines if part.given}
     assert not refused and found[line].how == how and why in found[line].why, found[line]
+
+
+def test_a_refused_value_of_a_policy_leaves_what_all_have():
+    policies = {"a": {"config": {"lambda": 95, "gamma": 0.5, "model": {"fcnet_hiddens": 3}}}, "b": None}
+    config = {"lambda": 0.9, "policies": policies, "policy_mapping_fn": {"player_0": "a", "player_1": "b"}}
+    (one,) = translate("a", {"run": "PPO", "env": "RockPaperScissors", "config": config}, "a")
+    own = {key: value for key, value in one.values.items() if key.startswith("algo.options.a.")}
+    assert own == {"algo.options.a.discount": 0.5} and one.values["algo.inner.lambda_"] == 0.9
+    lost = {line.key for line in one.lines if line.how == "not mapped"}
+    assert lost == {"policies.a.lambda", "policies.a.model.fcnet_hiddens"}

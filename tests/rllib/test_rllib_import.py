@@ -370,18 +370,37 @@ def test_memory_exploration_and_whole_episodes():
     noise = values("2.7", "dqn/cartpole-dqn-param-noise.yaml")
     assert (noise["algo.exploration.kind"], noise["algo.exploration.epsilon"]) == ("parameter_noise", 0.01)
     assert noise["algo.exploration.noise_epsilon"] == 0.01 and noise["algo.random_steps"] == 10_000
-    hopper = values("0.7.0", "hopper-ppo.yaml")  # each of 64 environments plays until it has 2,500 rows
+
+    def of_its_time(name):
+        return values("0.7.0", name, config={**RELEASES["0.7.0"][name]["config"], "sample_batch_size": 200})
+
+    hopper = of_its_time("hopper-ppo.yaml")  # each of 64 environments plays until it has 2,500 rows
     assert (
         hopper["runner.complete_episodes"] is True
         and hopper["algo.fragment_length"] == 2600
         and hopper["algo.batch_size"] == 166_400
     )
-    cheetah = values("0.7.0", "halfcheetah-ppo.yaml")  # two rounds of 200 rows from 256 environments
+    cheetah = of_its_time("halfcheetah-ppo.yaml")  # two rounds of 200 rows from 256 environments
     assert (
         cheetah["algo.fragment_length"] == 200
         and cheetah["algo.batch_size"] == 102_400
         and cheetah["algo.batch_size"] % cheetah["algo.minibatch_size"] == 0
     )
+
+
+@pytest.mark.parametrize(
+    "name, rows, batch",
+    [
+        ("ppo/pendulum-ppo.yaml", 26, 520),  # 512 of 20 environments
+        ("ppo/halfcheetah-ppo.yaml", 256, 65_536),
+        ("ppo/hopper-ppo.yaml", 2500, 160_000),  # whole episodes
+        ("ppo/pong-ppo.yaml", 32, 5120),
+        ("ppo/cartpole-ppo.yaml", 200, 4000),  # whole rounds, which stay as they are
+    ],
+)
+def test_ppo_changes_fragments_that_do_not_make_up_the_batch(name, rows, batch):
+    made = values("1.13", name)
+    assert (made["algo.fragment_length"], made["algo.batch_size"]) == (rows, batch)
 
 
 def test_the_older_defaults_are_those_of_their_time():
@@ -404,7 +423,7 @@ def test_stops():
     )
     assert {line.key: line.how for line in one.lines if line.key.startswith(("stop", "pass"))} == {
         "stop.evaluation/env_runners/episode_return_mean": "not mapped", "stop.training_iteration": "mapped", "stop.time_total_s": "mapped",
-        "stop.mystery": "not mapped", "pass_criteria.num_env_steps_sampled_lifetime": "mapped",
+        "stop.mystery": "not mapped", "pass_criteria.num_env_steps_sampled_lifetime": "dropped",
     }  # fmt: skip
     (one,) = translate(
         "a", {"run": "PPO", "env": "CartPole-v1", "stop": {"episode_reward_mean": 150, "timesteps_total": 1e5}}, "a"
@@ -431,6 +450,28 @@ def test_stops():
         and one.values["expected"]["return"] == 150
         and one.values["expected"]["env_steps"] == 100_000
     )
+
+
+@pytest.mark.parametrize(
+    "stop, passes, wanted, expected, hows",
+    [  # (return, env steps, seconds) that end the run, those that are expected, and what becomes of the pass criteria
+        ({"episode_reward_mean": 200, "timesteps_total": 100}, {"episode_reward_mean": 150, "timesteps_total": 1000},
+         (200, 100, None), (150, 100), ["mapped", "dropped"]),
+        ({"time_total_s": 60}, {"episode_reward_mean": 150, "timesteps_total": 1000}, (None, 10_000_000, 60), (150, 1000), ["mapped", "mapped"]),
+        ({}, {"episode_reward_mean": 150, "timesteps_total": 1000}, (150, 1000, None), (150, 1000), ["mapped", "mapped"]),
+        ({"episode_reward_mean": 200, "env_runners/episode_return_mean": 180, "timesteps_total": 100}, {}, (180, 100, None), (180, 100), []),
+        ({"episode_reward_mean": float("nan"), "timesteps_total": 100}, {}, (None, 100, None), None, []),
+        ({"timesteps_total": float("inf"), "time_total_s": 60}, {}, (None, 10_000_000, 60), None, []),
+    ],
+)  # fmt: skip
+def test_stop_ends_the_run_and_pass_criteria_say_what_is_expected(stop, passes, wanted, expected, hows):
+    (one,) = translate("a", {"run": "PPO", "env": "CartPole-v1", "stop": stop, "pass_criteria": passes}, "a")
+    assert tuple(one.values.get(key) for key in ("stop.return_mean", "env_steps", "stop.wall_sec")) == wanted
+    reached = one.values.get("expected")
+    assert (reached and (reached["return"], reached["env_steps"])) == expected
+    assert [line.how for line in one.lines if line.key.startswith("pass_criteria")] == hows
+    written = {f"{key}={flow(value)}" for key, value in one.values.items()}
+    assert {line.became for line in one.lines if line.key.startswith(("stop", "pass")) and line.became} <= written
 
 
 def test_bounds_and_epsilons_mean_what_they_meant():
@@ -460,12 +501,160 @@ def test_what_a_grid_loses_is_said():
     assert one.grid == {"algo.num_epochs": [3, 5]}
 
 
+@pytest.mark.parametrize(
+    "run, group, inside",
+    [
+        ("PPO", "model", {"gamma": 0.5, "lr": 0.1, "seed": 3, "lambda": 0.2}),
+        ("DQN", "exploration_config", {"lr": 0.5, "gamma": 0.5}),
+        ("DQN", "replay_buffer_config", {"lr": 0.5, "n_step": 5}),
+    ],
+)
+def test_a_group_changes_no_option_of_the_algorithm(run, group, inside):
+    values, said, _ = told_of(run, {group: inside})
+    assert {key: said[f"{group}.{key}"][0] for key in inside} == dict.fromkeys(inside, "not mapped")
+    plain = told_of(run, {})[0]
+    assert {key: value for key, value in values.items() if plain.get(key) != value} == {}
+
+
+REFUSED = [  # (run, option, value, what rlrun's option becomes, which is RLlib's default)
+    ("PPO", "lr", {"uniform": [1e-4, 1e-3]}, "algo.lr", 5e-5),
+    ("PPO", "lr", "lambda spec: 1e-4", "algo.lr", 5e-5),
+    ("PPO", "gamma", "high", "algo.discount", 0.99),
+    ("PPO", "num_sgd_iter", "ten", "algo.num_epochs", 30),
+    ("PPO", "vf_loss_coeff", "x", "algo.value_coef", 2.0),
+    ("PPO", "lambda", 95, "algo.lambda_", 1.0),
+    ("PPO", "lambda_", 95, "algo.lambda_", 1.0),
+    ("PPO", "clip_param", -1, "algo.clip", 0.3),
+    ("PPO", "clip_param", {"grid_search": [0.1, -1]}, "algo.clip", 0.3),
+    ("PPO", "lr", {"grid_search": [1e-4, "x"]}, "algo.lr", 5e-5),
+    ("PPO", "observation_filter", {"grid_search": ["MeanStdFilter", "Mine"]}, "model.observation_filter", "none"),
+    ("DQN", "gamma", 3.0, "algo.discount", 0.99),
+    ("DQN", "target_network_update_freq", "often", "algo.target_update_interval", 125),
+    ("SAC", "tau", 7.0, "algo.target_tau", 5e-3),
+    ("PPO", "model", {"use_lstm": True, "max_seq_len": 0}, "algo.sequence_length", 20),
+    ("PPO", "model", {"use_attention": True, "attention_num_heads": 0}, "model.memory.heads", 1),
+    ("PPO", "model", {"lstm_cell_size": -3, "use_lstm": True}, "model.memory.size", 256),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("run, option, value, target, default", REFUSED)
+def test_a_refused_value_leaves_rllibs_default(run, option, value, target, default):
+    values, _, one = told_of(run, {option: value})
+    assert values[target] == pytest.approx(default) and not one.grid
+    assert any(line.how == "not mapped" and line.given for line in one.lines)
+    said = [line for line in one.lines if line.became.startswith(f"{target}=")]
+    assert [line.how == "added" or not line.given for line in said] == [True]
+    assert option in ("lambda_", "model") or f"RLlib's default, because {option} is refused" in said[0].why
+
+
+SWITCHES = [[[0, 1e-3], [10, 1e-4]], [[0, 1e-2], [10, 1e-4]]]
+GRIDS = [  # (run, options, the option that is a grid, what its line says, values that are written, the file's own grid)
+    ("DQN", {"prioritized_replay": [False, True]}, "prioritized_replay", ("mapped", "replay=uniform"), {"replay._choice": "uniform"}, {}),
+    ("DQN", {"soft_q": [False, True]}, "soft_q", ("dropped", ""), {"algo.exploration.kind": "epsilon_greedy"}, {}),
+    ("DQN", {"parameter_noise": [False, True]}, "parameter_noise", ("dropped", ""), {"algo.exploration.kind": "epsilon_greedy"}, {}),
+    ("DQN", {"per_worker_exploration": [False, True]}, "per_worker_exploration", ("dropped", ""), {"algo.exploration.epsilon_min": None}, {}),
+    ("PPO", {"lr": 1e-3, "lr_schedule": SWITCHES}, "lr_schedule", ("mapped", "algo.lr="), {"algo.lr": SWITCHES[0]}, {"algo.lr": SWITCHES}),
+    ("DQN", {"lr_schedule": SWITCHES}, "lr_schedule", ("mapped", "algo.lr="), {"algo.lr": SWITCHES[0]}, {"algo.lr": SWITCHES}),
+    ("DDPG", {"lr_schedule": SWITCHES}, "lr_schedule", ("mapped", "algo.actor_lr="), {"algo.actor_lr": SWITCHES[0], "algo.critic_lr": SWITCHES[0]}, {}),
+    ("PPO", {"model": {"use_lstm": {"grid_search": [False, True]}}}, "model.use_lstm", ("dropped", ""), {}, {}),
+    ("APPO", {"_separate_vf_optimizer": [False, True]}, "_separate_vf_optimizer", ("dropped", ""), {}, {}),
+    ("SAC", {"_use_beta_distribution": [False, True]}, "_use_beta_distribution", ("dropped", ""), {}, {}),
+    ("PPO", {"evaluation_interval": [2, 1]}, "evaluation_interval", ("mapped", "eval.every=8000"), {}, {}),
+    ("PPO", {"model": [{"fcnet_hiddens": [8]}, {}]}, "model", ("not mapped", ""), {"model.hidden": [8]}, {}),
+    ("DQN", {"exploration_config": [{"type": "SoftQ"}, {"type": "Random"}]}, "exploration_config", ("not mapped", ""), {"algo.exploration.kind": "soft_q"}, {}),
+    ("A2C", {"grad_clip": [40.0, 10.0]}, "grad_clip", ("mapped", "algo.max_grad_norm=0.2"), {}, {"algo.max_grad_norm": [0.2, 0.05]}),
+    ("IMPALA", {"entropy_coeff": [0.01, -0.02]}, "entropy_coeff", ("mapped", "algo.entropy_coef=0.01"), {}, {"algo.entropy_coef": [0.01, 0.02]}),
+    ("PPO", {"sample_batch_size": 200, "vf_clip_param": [1.0, 2.0]}, "vf_clip_param", ("mapped", "algo.value_clip=1.0"),
+     {"algo.value_loss_clip": 0.0}, {"algo.value_clip": [1.0, 2.0]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("run, config, key, line, wanted, grid", GRIDS)
+def test_the_first_value_of_a_grid_is_translated_and_the_others_are_said(run, config, key, line, wanted, grid):
+    top = {name: {"grid_search": value} if isinstance(value, list) else value for name, value in config.items()}
+    values, said, one = told_of(run, top)
+    how, became, why = said[key]
+    assert how == line[0] and became.startswith(line[1]) and "the first of 2" in why
+    assert {name: values[name] for name in wanted} == wanted and one.grid == grid
+    assert "lr" not in config or said["lr"][2] == "lr_schedule wins"
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_grid_of_the_environments_own_options_is_swept(nested, tmp_path, capsys):
+    kwargs = {"is_slippery": {"grid_search": [True, False]}, "map_name": "4x4"}
+    config = {"env_config": {"config": kwargs} if nested else kwargs}
+    (one,) = translate("a", {"run": "PPO", "env": "FrozenLake-v1", "config": config}, "a")
+    assert one.values["env.kwargs"] == {"is_slippery": True, "map_name": "4x4"}
+    assert one.grid == {"env.kwargs.is_slippery": [True, False]}
+    key = "env_config.config.is_slippery" if nested else "env_config.is_slippery"
+    (line,) = [line for line in one.lines if line.key == key]
+    assert line.how == "mapped" and "the file's head has the sweep" in line.why
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump({"a": {"run": "PPO", "env": "FrozenLake-v1", "config": config}}))
+    assert _dispatch(["import-rllib", str(tmp_path / "a.yaml"), "--dir", str(tmp_path / "out"), "--quiet"]) == 0
+    sweep = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert _dispatch([*sweep[1:], "--dry-run"]) == 0 and "2 jobs" in capsys.readouterr().out
+
+
+def test_a_grid_of_an_atari_option_or_of_groups_is_its_first_value():
+    config = {"env_config": {"full_action_space": {"grid_search": [False, True]}}}
+    values, said, _ = told_of("PPO", config, "PongNoFrameskip-v4")
+    assert values["env.full_action_space"] is False and "the first of 2" in said["env_config.full_action_space"][2]
+    config = {"env_config": {"grid_search": [{"goal_velocity": 0.1}, {"goal_velocity": 0.2}]}}
+    (one,) = translate("a", {"run": "PPO", "env": "MountainCar-v0", "config": config}, "a")
+    assert one.values["env.kwargs"] == {"goal_velocity": 0.1} and not one.grid
+    assert any(line.how == "not mapped" and "the first of 2" in line.why for line in one.lines)
+
+
+def test_text_of_the_environments_own_options_stays_text():
+    kwargs = {"maze": ["0011", "0110"], "year": "2020", "size": 3, "inside": {"code": "1e6"}}
+    (one,) = translate("a", {"run": "PPO", "env": "my_package:Mine-v0", "config": {"env_config": kwargs, "lr": "1e-3"}}, "a")
+    assert one.values["env.kwargs"] == kwargs and one.values["algo.lr"] == 1e-3
+
+
+def test_grids_of_steps_and_of_the_end_are_translated():
+    config = {"horizon": {"grid_search": [100, 200]}, "framework": {"grid_search": ["tf", "torch"]}}
+    stop = {"timesteps_total": {"grid_search": [5000, 9000]}}
+    values, said, _ = told_of("PPO", config, "PongNoFrameskip-v4", stop=stop)
+    assert (values["env.max_frames"], values["env_steps"]) == (400, 5000)
+    assert all("the first of 2" in said[key][2] for key in ("horizon", "stop.timesteps_total"))
+    assert said["framework"][2] == "everything is PyTorch"  # whatever its value
+
+
 def test_sticky_actions_are_those_of_the_id():
     (one,) = translate(
         "a", {"run": "PPO", "env": "ale_py:ALE/Breakout-v5", "config": {"env_config": {"frameskip": 1}}}, "a"
     )
     assert one.values["env.sticky_actions"] == 0.25
     assert "env.sticky_actions" not in translate("a", {"run": "PPO", "env": "BreakoutNoFrameskip-v4"}, "a")[0].values
+
+
+FRAMES = [  # (id, env_config, preprocessor_pref, frames of an env step; None: rlrun's 4, sticky actions)
+    ("PongNoFrameskip-v4", {}, "deepmind", None, None),
+    ("PongNoFrameskip-v4", {}, "rllib", 1, None),
+    ("PongDeterministic-v4", {}, "deepmind", None, None),
+    ("PongDeterministic-v4", {}, "rllib", 4, None),
+    ("SpaceInvadersDeterministic-v4", {}, "deepmind", 3, None),
+    ("PongNoFrameskip-v0", {}, "deepmind", None, 0.25),
+    ("Pong-v0", {}, "rllib", 4, 0.25),
+    ("Pong-v4", {}, "deepmind", None, None),
+    ("ALE/Pong-v5", {}, "rllib", 4, 0.25),
+    ("ale_py:ALE/Pong-v5", {"frameskip": 1}, "deepmind", None, 0.25),
+    ("ALE/Pong-v5", {"frameskip": 1}, "rllib", 1, 0.25),
+    ("ALE/Pong-v5", {"frameskip": 2, "repeat_action_probability": 0.0}, "deepmind", 2, 0.0),
+    ("ALE/Pong-v5", {"frameskip": 4}, "deepmind", 4, 0.25),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("env, kwargs, preprocessor, frames, sticky", FRAMES)
+def test_frames_and_sticky_actions_are_those_of_the_id(env, kwargs, preprocessor, frames, sticky):
+    config = {"env_config": kwargs, "preprocessor_pref": preprocessor, "horizon": 100}
+    values, said, _ = told_of("PPO", config, env)
+    assert (values.get("env.frame_skip"), values.get("env.sticky_actions")) == (frames, sticky)
+    assert values["env.max_frames"] == 100 * (frames or 4)
+    assert ("drawn at random" in said["env"][2]) == (env in ("Pong-v0", "Pong-v4"))
+    if "frameskip" in kwargs:
+        how = "dropped" if frames is None else "mapped"
+        assert said["env_config.frameskip"][0] == how
 
 
 def test_continuous_control_and_evolution():
@@ -655,6 +844,13 @@ SAME = [  # (run, options, what rlrun's options become)
     ("APEX", {"training_intensity": 4}, {"runner.pace": "ratio", "algo.inner.replay_ratio": 4.0}),
     ("APPO", {"target_network_update_freq": 2}, {"algo.target_update_interval": 16, "runner.num_sgd_iter": 2, "runner.minibatch_buffer_size": 4}),
     ("APPO", {"target_update_frequency": 2, "num_sgd_iter": 3}, {"algo.target_update_interval": 6}),
+    ("A2C", {"microbatch_size": 900}, {"algo.microbatch_size": 200, "algo.batch_size": 200}),
+    ("DDPPO", {"num_workers": 3}, {"algo.fragment_length": 100, "algo.batch_size": 1500}),  # 5 environments for each worker
+    ("DDPPO", {"num_workers": 3, "rollout_fragment_length": 40}, {"algo.fragment_length": 40, "algo.batch_size": 600}),
+    ("DDPPO", {"num_workers": 3, "num_envs_per_worker": 1, "train_batch_size": -1}, {"algo.fragment_length": 100, "algo.batch_size": 300}),
+    ("IMPALA", {"num_envs_per_worker": 32, "rollout_fragment_length": 512, "train_batch_size": 4096}, {"algo.fragment_length": 512, "algo.batch_size": 16_384}),
+    ("APPO", {"num_envs_per_worker": 8, "train_batch_size": 750}, {"algo.fragment_length": 50, "algo.batch_size": 800}),
+    ("APPO", {"num_envs_per_worker": 5}, {"algo.fragment_length": 50, "algo.batch_size": 500}),
     ("A2C", {"microbatch_size": 30}, {"algo.microbatch_size": 40, "algo.batch_size": 200}),
     ("PPO", {"model": {"fcnet_hiddens": [8], "post_fcnet_hiddens": [4], "fcnet_activation": "relu"}}, {"model.hidden": [8, 4], "model.activation": "relu"}),
     ("DDPG", {"use_state_preprocessor": True, "model": {"fcnet_hiddens": [8]}}, {"model.hidden": [8]}),
@@ -820,6 +1016,8 @@ def test_what_stands_beside_the_config_is_listed():
     values, said, one = told_of("PPO", {}, **beside)
     assert one.grid == {"seed": [1, 2, 3]} and "seed=1,2,3" in one.text("a") and values["checkpoint.keep"] == 2
     hows = {key: said[key][0] for key in beside}
+    _, many, one_seed = told_of("PPO", {}, num_samples=10**9)
+    assert many["num_samples"][0] == "not mapped" and not one_seed.grid
     assert hows == {"num_samples": "mapped", "checkpoint_freq": "dropped", "local_dir": "dropped", "keep_checkpoints_num": "mapped",
                     "restore": "not mapped", "mystery": "not mapped"}  # fmt: skip
 
@@ -907,6 +1105,8 @@ def test_numbers_that_yaml_reads_as_text():
         ("defaults:\n  - override /env: Pong\n", "is not one of RLlib's tuned files"),
         ("a: [1", "is not YAML"),
         ("", "is not one of RLlib's tuned files"),
+        ("x: {run: PPO, env: CartPole-v1, config: &a {model: *a}}", "has an anchor .* with its own alias"),
+        ("x: &a {run: PPO, env: CartPole-v1, config: {n_step: [1, *a]}}", "has an anchor .* with its own alias"),
         ("x: {run: MAML, env: Pendulum-v1}", "would not start: maml learns from many tasks"),
         ("x: {run: CQL, env: CartPole-v1}", "RLlib's CQL is for continuous actions.*algo=discrete_cql"),
         ("x: {run: AlphaStar, env: Pendulum-v1}", "rlrun has no AlphaStar: it plays a league"),
