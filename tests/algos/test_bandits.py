@@ -245,6 +245,9 @@ def test_what_explores_is_refused_where_nothing_does(typed, tmp_path):
     for words, said in (
         (["algo=lin_ucb", "algo.explore=false", "algo.alpha=5"], "algo.alpha=5"),
         (["algo=lin_ts", "algo.explore=false", "algo.initial_pulls=3"], "algo.initial_pulls=3"),
+        (["algo=lin_ucb", "algo.exploration.kind=random", "algo.alpha=5"], "where algo.exploration.kind=uncertainty"),
+        (["algo=lin_ts", "algo.exploration.kind=random", "algo.scale=5"], "where algo.exploration.kind=uncertainty"),
+        (["algo=neural_linear", "algo.exploration.kind=random", "algo.initial_pulls=7"], "algo.initial_pulls=7"),
         (["algo=neural_linear", "algo.net.hidden=[]"], "no layer would be trained: algo=lin_ts"),
     ):
         with pytest.raises(UserError, match=re.escape(said)):
