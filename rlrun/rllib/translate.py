@@ -372,8 +372,9 @@ class Experiment(Translation):
                         why = why.replace("stop.return_mean looks at training games", "training plays no games")
                 elif any(part in key for part in PARTIAL):
                     why = "stop.return_mean looks at the sum over all agents; sample/return/AGENT shows each one's"
-                elif last in MEANS and self.offline:
-                    why = "no games are played in training; eval.every= shows the return of evaluations"
+                elif last in MEANS and (self.offline or self.made.values.get("algo.eval_share") == 0):
+                    games = "games" if self.offline else "games of the unperturbed policy"
+                    why = f"no {games} are played in training; eval.every= shows the return of evaluations"
                 elif last in MEANS:
                     reached = float(value)
                     self.made.values["stop.return_mean"] = reached

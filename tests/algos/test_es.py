@@ -1,6 +1,7 @@
 """Checks ES and ARS: ranks, gradients and steps by hand, and which perturbations are made."""
 
 import math
+from contextlib import nullcontext
 
 import gymnasium
 import numpy as np
@@ -169,6 +170,23 @@ def test_what_does_not_fit_is_said(typed, words, said):
     env = [] if any(word.startswith("env=") for word in words) else ["env=CartPole-v1"]
     with pytest.raises(UserError, match=said):
         checked(typed(*words, *env, "logger=[]"))
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["stop.return_mean=5"], "stop.return_mean=5.* is for runs whose training plays games that count"),
+        (["stop.no_improvement_steps=99"], "stop.no_improvement_steps=99 .* is for runs that are judged"),
+        (["stop.return_mean=5", "eval.every=50"], "stop.return_mean=5.* is for runs whose training plays games that"),
+        (["stop.no_improvement_steps=99", "eval.every=50"], None),
+        (["stop.return_mean=5", "algo.eval_share=0.1"], None),
+    ],
+)
+def test_a_return_that_no_game_shows_ends_no_run(words, said):
+    """Returns of perturbed policies are not the policy's."""
+    command = ["train", "algo=ars", "env=CartPole-v1", *WORDS, "algo.eval_share=0", "logger=[]", *words, "--plan"]
+    with nullcontext() if said is None else pytest.raises(UserError, match=said):
+        assert _dispatch(command) == 0
 
 
 def test_an_episode_without_an_end_is_no_hang(tmp_path, monkeypatch, capsys):
