@@ -16,7 +16,6 @@ from rlrun.ops.ridge import solve, sums
 from rlrun.policies import ActingConfig
 from rlrun.policies.bandits import BanditExplorationConfig, BanditPolicy
 
-
 # Of options of the policy's own way to explore.
 EXPLORING = (OnlyWith("explore"), OnlyWith(".exploration.kind", "uncertainty"))
 
