@@ -143,6 +143,7 @@ SET = {
     "min_q_weight": 0.5,
     "items": "candidates",
     "lagrangian": True,
+    "hidden": (4,),
     "beta": 0.5,
     ".loss_scales.rew": 1.0,
     ".loss_scales.repval": 0.3,

@@ -43,6 +43,14 @@ def test_a_generated_page_is_what_scripts_docs_writes(pages, name):
     assert (ROOT / "docs" / name).read_text() == pages.PAGES[name]().rstrip() + "\n", "run scripts/docs"
 
 
+@pytest.mark.parametrize("name, several", [("mbmpo", ""), ("lin_ts", "yes"), ("lin_ucb", "yes"), ("es", ""), ("a2c", "yes")])
+def test_several_learners_are_where_a_run_with_them_starts(pages, name, several):
+    """The plan alone does not say it: the algorithm itself may refuse them."""
+    assert pages._can(name, "resources.num_learners=2", *pages._with_learners(name)) == several
+    (row,) = (line for line in (ROOT / "docs" / "algorithms.md").read_text().splitlines() if line.startswith(f"| [`{name}`]"))
+    assert row.split("|")[6].strip() == several
+
+
 def test_every_algorithm_is_on_its_page():
     text = (ROOT / "docs" / "algorithms.md").read_text()
     assert [name for name in options("algo") if f"`{name}`" not in text] == []

@@ -39,7 +39,7 @@ from rlrun.core.optimizer import OptimizerConfig
 from rlrun.core.policy import Policy
 from rlrun.core.ranges import Count, NotNegative, Share
 from rlrun.core.schedule import Clock, Schedule
-from rlrun.core.specs import EnvSpec
+from rlrun.core.specs import EnvSpec, executed
 from rlrun.families.intrinsic import (
     check_inner,
     check_minibatches,
@@ -147,10 +147,14 @@ class ForwardInverse(nn.Module):
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Returns the forward loss [T, B] and the inverse loss [T, B] of a batch [T(+1), B].
 
-        They are half the squared error of phi(s_t+1) and -log p(a_t). The losses of dead rows have no meaning."""
+        They are half the squared error of phi(s_t+1) and -log p(a_t). The losses of dead rows have no meaning.
+
+        The forward model is given the actions that were executed, because only these move the environment. The inverse
+        model predicts those that were drawn: many executed ones lie on a bound exactly, where a distribution of them
+        has no density, and a Gaussian that was fitted to them could become ever narrower."""
         rows, columns = batch.reward.shape
         phi = self.features(flat_rows(batch.obs["observation"])).unflatten(0, (rows + 1, columns))  # [T+1, B, F]
-        chosen = flatten(self.space, flat_rows(batch.action)).unflatten(0, (rows, columns))
+        chosen = flatten(self.space, flat_rows(executed(self.space, batch.action))).unflatten(0, (rows, columns))
         predicted = self.forward_net(torch.cat([phi[:-1], chosen], -1))
         forward = 0.5 * (predicted - phi[1:]).square().sum(-1)
         inverse = self.inverse_head(self.inverse_net(torch.cat([phi[:-1], phi[1:]], -1)), None)

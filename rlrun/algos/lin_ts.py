@@ -31,7 +31,7 @@ from rlrun.core.conditions import OnlyWith
 from rlrun.core.ranges import NotNegative, Positive
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
-from rlrun.families.bandits import BanditConfig, Regression, pulls_of
+from rlrun.families.bandits import EXPLORING, BanditConfig, Regression, pulls_of
 from rlrun.models.model import Model
 from rlrun.ops.ridge import noise_of
 from rlrun.policies.bandits import BanditPolicy
@@ -43,11 +43,11 @@ LEARNT = OnlyWith("noise", "learnt")
 class SamplingConfig(BanditConfig):
     """Options of Thompson sampling, which neural_linear has too."""
 
-    scale: Annotated[float, NotNegative, OnlyWith("explore")]
+    scale: Annotated[float, NotNegative, *EXPLORING]
     noise: Literal["fixed", "learnt"]
     noise_shape: Annotated[float, Positive, LEARNT]
     noise_scale: Annotated[float, Positive, LEARNT]
-    initial_pulls: Annotated[int, NotNegative, OnlyWith("explore")]
+    initial_pulls: Annotated[int, NotNegative, *EXPLORING]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,7 @@ from rlrun.core.conditions import OnlyWith
 from rlrun.core.ranges import NotNegative
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
-from rlrun.families.bandits import BanditConfig, Regression, pulls_of
+from rlrun.families.bandits import EXPLORING, BanditConfig, Regression, pulls_of
 from rlrun.models.model import Model
 from rlrun.policies.bandits import BanditPolicy
 
@@ -40,7 +40,7 @@ from rlrun.policies.bandits import BanditPolicy
 @dataclass(frozen=True, kw_only=True)
 class Config(BanditConfig):
     products: Annotated[bool, OnlyWith("items")]
-    alpha: Annotated[float, NotNegative, OnlyWith("explore")]
+    alpha: Annotated[float, NotNegative, *EXPLORING]
 
 
 class LinUCB(Algorithm):

@@ -81,14 +81,13 @@ class NeuralLinear(Algorithm):
         trained = [*policy.features.parameters(), *self.last.parameters()]
         self.optimizer = ctx.optimizer(trained, cfg.optimizer, cfg.lr, cfg.max_grad_norm)
         places = policy.arms.places or 1
-        self.register_buffer("inputs", torch.zeros(cfg.memory * places, policy.features.inputs, device=ctx.device))
-        self.register_buffer("rewards", torch.zeros(cfg.memory * places, device=ctx.device))
-        self.register_buffer("taken", torch.zeros(cfg.memory * places, dtype=torch.int64, device=ctx.device))
-        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))  # rows that the memory was given so far
-        self.inputs: Tensor
-        self.rewards: Tensor
-        self.taken: Tensor
-        self.seen: Tensor
+        self.memory = PullMemory(cfg.memory * places, policy.features.inputs, ctx.device)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        for name in self.memory.state_dict():  # older checkpoints have these as the algorithm's own
+            if f"{prefix}{name}" in state_dict:
+                state_dict[f"{prefix}memory.{name}"] = state_dict.pop(f"{prefix}{name}")
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def update(self, batch: Batch, clock: Clock) -> Update:
         cfg, told = self.cfg, {}
@@ -99,33 +98,25 @@ class NeuralLinear(Algorithm):
             shares = {"error": self.mean((pulls.y - predicted).abs(), pulls.valid)}
             self.regression.add([self.total(part) for part in self.regression.of(features)])
             self.remember(pulls)
-        if (clock.updates + 1) % cfg.train_interval == 0 and self.filled:
+        if (clock.updates + 1) % cfg.train_interval == 0 and self.memory.filled:
             told = self.train_network(clock)
             self.read_again()
         return Update(self.report(shares, publish(self.policy, self.regression, cfg), told))
-
-    @property
-    def filled(self) -> int:
-        """The number of rows in the memory."""
-        return min(int(self.seen), len(self.rewards))
 
     def remember(self, pulls: Pulls) -> None:
         """Puts the live rows of all learners into the memory of each."""
         valid = self.of_all(pulls.valid.to(pulls.y)) > 0
         x = torch.stack([self.of_all(column) for column in pulls.x.unbind(-1)], -1)
         y, arm = self.of_all(pulls.y), self.of_all(pulls.arm.to(pulls.y)).long()
-        count = int(valid.sum())
-        places = (int(self.seen) + torch.arange(count, device=y.device)) % len(self.rewards)
-        self.inputs[places], self.rewards[places], self.taken[places] = x[valid], y[valid], arm[valid]
-        self.seen += count
+        self.memory.add(x[valid], y[valid], arm[valid])
 
     def train_network(self, clock: Clock) -> dict[str, Any]:
         """Makes train_steps steps on the squared error of rewards."""
-        means = Means()
+        means, memory = Means(), self.memory
         for _ in range(self.cfg.train_steps):
-            rows = (self.ctx.rand((self.share(self.cfg.minibatch_size),)) * self.filled).long()
-            predicted = self.last(self.hidden(self.inputs[rows])).gather(1, self.taken[rows, None]).squeeze(1)
-            loss = self.mean((predicted - self.rewards[rows]).square())
+            rows = (self.ctx.rand((self.share(self.cfg.minibatch_size),)) * memory.filled).long()
+            predicted = self.last(self.hidden(memory.inputs[rows])).gather(1, memory.taken[rows, None]).squeeze(1)
+            loss = self.mean((predicted - memory.rewards[rows]).square())
             means.add(self.optimizer.step(loss, clock) | {"loss": self.total(loss.detach())})
         return means.tensors()
 
@@ -138,9 +129,36 @@ class NeuralLinear(Algorithm):
     def read_again(self) -> None:
         """Computes the regression anew, with the network's features of all rows in the memory."""
         self.regression.clear()
-        filled = self.filled
-        for start in range(0, filled, ROWS_AT_ONCE):
-            part = slice(start, min(start + ROWS_AT_ONCE, filled))
-            live = torch.ones(part.stop - part.start, dtype=torch.bool, device=self.rewards.device)
-            x = self.policy.features.of(self.inputs[part])
-            self.regression.add(self.regression.of(Pulls(x, self.rewards[part], self.taken[part], live)))
+        memory = self.memory
+        for start in range(0, memory.filled, ROWS_AT_ONCE):
+            part = slice(start, min(start + ROWS_AT_ONCE, memory.filled))
+            live = torch.ones(part.stop - part.start, dtype=torch.bool, device=memory.rewards.device)
+            x = self.policy.features.of(memory.inputs[part])
+            self.regression.add(self.regression.of(Pulls(x, memory.rewards[part], memory.taken[part], live)))
+
+
+class PullMemory(nn.Module):
+    """The last pulls. A run that begins with another's weights begins with its pulls too, because the regression is
+    made of them again after every training."""
+
+    def __init__(self, size: int, inputs: int, device: torch.device):
+        super().__init__()
+        self.register_buffer("inputs", torch.zeros(size, inputs, device=device))
+        self.register_buffer("rewards", torch.zeros(size, device=device))
+        self.register_buffer("taken", torch.zeros(size, dtype=torch.int64, device=device))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))  # pulls that were added so far
+        self.inputs: Tensor
+        self.rewards: Tensor
+        self.taken: Tensor
+        self.seen: Tensor
+
+    @property
+    def filled(self) -> int:
+        """The number of pulls that are kept."""
+        return min(int(self.seen), len(self.rewards))
+
+    def add(self, x: Tensor, y: Tensor, arm: Tensor) -> None:
+        """Writes what the network reads of each pull [N, D], rewards [N] and arms [N] over the oldest pulls."""
+        places = (int(self.seen) + torch.arange(len(y), device=y.device)) % len(self.rewards)
+        self.inputs[places], self.rewards[places], self.taken[places] = x, y, arm
+        self.seen += len(y)

@@ -61,6 +61,8 @@ def shown(value: Any) -> str:
     """A value as it is written in YAML."""
     if isinstance(value, Schedule) and len(value.points) == 1:
         value = value.points[0][1]
+    if isinstance(value, tuple):
+        return f"[{', '.join(map(shown, value))}]"
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -100,4 +102,6 @@ WORLD_MODELS = "algorithms with a world model"
 MODELLED = "estimates that fit a model (dm, dr or wdr among eval.estimate.methods)"
 REWARDED = "algorithms that learn from rewards (all but bc)"
 PLAYED = "runs that have an environment to play in"
+COUNTED = "runs whose training plays games that count (not runner=offline or algo.eval_share=0)"
+JUDGED = "runs that are judged, by training games that count (not runner=offline or algo.eval_share=0) or by eval.every"
 PACED = "runs in which samplers wait for the learner (not runner.pace=free)"

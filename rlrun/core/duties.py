@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Protocol
 import torch
 
 from rlrun.core.algorithm import Algorithm
-from rlrun.core.conditions import PLAYED, OnlyFor, OnlyWith
+from rlrun.core.conditions import COUNTED, JUDGED, PLAYED, OnlyFor, OnlyWith
 from rlrun.core.estimates import EstimateConfig
 from rlrun.core.evaluation import Evaluated, Evaluators
 from rlrun.core.metrics import EpisodeStatistics, Means, finite, spread
@@ -28,9 +28,9 @@ Play = Callable[[Algorithm, Clock, int, Callable[[], bool]], Evaluated | list[fl
 
 @dataclass(frozen=True, kw_only=True)
 class StopConfig:
-    return_mean: float | None
+    return_mean: Annotated[float | None, OnlyFor(COUNTED)]
     wall_sec: Annotated[float, Positive] | None
-    no_improvement_steps: Annotated[int, Positive] | None
+    no_improvement_steps: Annotated[Annotated[int, Positive] | None, OnlyFor(JUDGED)]
 
 
 GAMES = (OnlyWith("every"), OnlyFor(PLAYED))

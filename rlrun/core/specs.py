@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlrun.core.batch import SCALAR_REWARD, Field, RowSpec, torch_dtype
+from rlrun.core.batch import SCALAR_REWARD, Batch, Field, RowSpec, torch_dtype
 
 Array = np.ndarray | dict[str, Any]  # values of one space; nested spaces have dictionaries
 
@@ -255,6 +255,17 @@ def action_rows(space: Space) -> Field | RowSpec:
     if isinstance(space, Nested):
         return {name: action_rows(part) for name, part in space.spaces}
     return Field(space.shape, torch.float32) if isinstance(space, Box) else space.field
+
+
+def executed(space: Space, action: Any) -> Any:
+    """Returns actions [..., A] in the form that rows have, as the environment executes them: bounded numbers within
+    [-1, 1].
+
+    Rows hold what a policy drew, and a Gaussian, as that of ppo, draws numbers beyond the bounds. A critic or a model
+    of the environment that learnt from these would learn about actions that were never executed."""
+    if isinstance(space, Nested):
+        return Batch({name: executed(part, action[name]) for name, part in space.spaces})
+    return action.clamp(-1.0, 1.0) if isinstance(space, Box) and space.bounded else action
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -311,14 +311,16 @@ class GymEnv:
         new_tasks: bool = False,
         restarts: bool = False,
     ):
-        """new_tasks: whether reset() gives every column a new task; otherwise tasks are set by set_tasks(). restarts:
-        whether an environment that raises is made anew."""
+        """new_tasks: whether every episode has a new task; otherwise tasks are set by set_tasks(). restarts: whether an
+        environment that raises is made anew."""
         self.cfg, self.spec, self.count, self.new_tasks = cfg, spec, count, new_tasks
         self.seeds, self.stream, self.worker = seeds, stream, worker
         self.name, self.numbers = numbered(cfg.name, stream, worker, count)
         self.env: Any
         self.remade = Remade(count, restarts)
-        self.tasks: Sequence[Any] | None = None
+        self.tasks: list[Any] | None = None
+        self.drawer: gymnasium.Env | None = None  # draws tasks while the others play
+        self.draws = 0  # of the drawer since reset()
         # Wrappers, rendering and searches need single environments.
         alone = render or spec.game is not None
         registered = find(cfg.name) if isinstance(cfg, GymConfig) and cfg.untouched and not alone else None
@@ -352,7 +354,7 @@ class GymEnv:
         return seed
 
     def reset(self, generation: int) -> Rows:
-        self.generation = generation
+        self.generation, self.draws = generation, 0
         if self.new_tasks:
             self.set_tasks(
                 self.sample_tasks(self.count, self.seeds.integer(f"{self.stream}-tasks", self.worker, generation))
@@ -365,6 +367,8 @@ class GymEnv:
 
     def step(self, action: Any) -> Step:
         taken = self.spec.action.to_env(action)
+        if self.new_tasks and self.ended.any():
+            self._renew_tasks(np.flatnonzero(self.ended))
         obs, reward, terminated, truncated, info = self._call("step", lambda: self.env.step(taken))
         began, failed = self.ended, self.remade.take(self.ended)
         if failed:  # their rows are dead, as those of an environment that is reset
@@ -388,12 +392,16 @@ class GymEnv:
         )
 
     def sample_tasks(self, count: int, seed: int) -> list[Any]:
-        one = self.env if self.native else self.env.envs[0]
+        return self._drawn(self.env if self.native else self.env.envs[0], count, seed)
+
+    def _drawn(self, one: Any, count: int, seed: int) -> list[Any]:
+        """Tasks that an environment, or a vector of them, draws after a reset."""
 
         def sample() -> Any:
             with global_generators(seed):  # RLlib's examples draw from NumPy's global generator
                 one.reset(seed=seed)
-                return one.sample_tasks(count) if self.native else one.get_wrapper_attr("sample_tasks")(count)
+                draw = one.get_wrapper_attr("sample_tasks") if isinstance(one, gymnasium.Env) else one.sample_tasks
+                return draw(count)
 
         tasks = self._call("sample_tasks", sample)
         try:
@@ -406,16 +414,34 @@ class GymEnv:
         return made
 
     def set_tasks(self, tasks: Sequence[Any]) -> None:
-        self.tasks = tasks
+        self.tasks = list(tasks)
+        self._give_tasks(range(self.count))
 
-        def set_all() -> None:
+    def _give_tasks(self, columns: Iterable[int]) -> None:
+        """Tells the environments of these columns, which are not in the middle of an episode, their tasks."""
+        tasks = self.tasks
+        assert tasks is not None and len(tasks) == self.count
+
+        def give() -> None:
             if self.native:
                 self.env.set_tasks(tasks)
                 return
-            for env, task in zip(self.env.envs, tasks, strict=True):
-                env.get_wrapper_attr("set_task")(task)
+            for column in columns:
+                self.env.envs[column].get_wrapper_attr("set_task")(tasks[column])
 
-        self._call("set_task", set_all)
+        self._call("set_task", give)
+
+    def _renew_tasks(self, columns: Sequence[int] | np.ndarray) -> None:
+        """Gives columns whose episodes have ended new tasks, before the step that resets them."""
+        assert self.tasks is not None
+        if self.drawer is None:
+            self.drawer = self._call("sample_tasks", lambda: make_one(self.cfg))
+        self.draws += 1
+        seed = self.seeds.integer(f"{self.stream}-tasks", self.worker, self.generation, self.draws)
+        drawn = self._drawn(self.drawer, self.count, seed)  # for all, because some draw kinds of tasks in equal numbers
+        for column in columns:
+            self.tasks[column] = drawn[column]
+        self._give_tasks(columns)
 
     def _call(self, doing: str, call: Callable[[], Any]) -> Any:
         try:
@@ -457,3 +483,5 @@ class GymEnv:
 
     def close(self) -> None:
         self.env.close()
+        if self.drawer is not None:
+            self.drawer.close()

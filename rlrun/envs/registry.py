@@ -45,7 +45,7 @@ class Factory:
     learning: bool  # False: a lost life is not a termination
     threads: int = 1  # threads that step the games, if the cores are idle at that time
     restarts: bool = False  # whether an environment that raises is made anew
-    new_tasks: bool = False  # every reset() gives each column a new task, if the environment has tasks
+    new_tasks: bool = False  # every episode has a new task, if the environment has tasks
     render: bool = False  # whether frame() of the AgentsEnv or GymEnv inside draws the first environment
 
     def __call__(self, worker: int, count: int) -> VectorEnv:

@@ -10,11 +10,14 @@ from torch import Tensor, nn
 
 from rlrun.core.algorithm import Needs
 from rlrun.core.batch import Batch
-from rlrun.core.conditions import SLATES, OnlyFor
+from rlrun.core.conditions import SLATES, OnlyFor, OnlyWith
 from rlrun.core.ranges import Count, Positive
 from rlrun.ops.ridge import solve, sums
 from rlrun.policies import ActingConfig
 from rlrun.policies.bandits import BanditExplorationConfig, BanditPolicy
+
+# Of options of the policy's own way to explore.
+EXPLORING = (OnlyWith("explore"), OnlyWith(".exploration.kind", "uncertainty"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from rlrun.core.errors import UserError
 from rlrun.core.optimizer import OptimizerConfig
 from rlrun.core.ranges import Count, NotNegative, Positive, PositiveShare, Share
 from rlrun.core.schedule import Schedule
-from rlrun.core.specs import Box, Nested, Space
+from rlrun.core.specs import Box, Space, executed
 from rlrun.models.critic import Critics, EnsembleLinear
 from rlrun.models.encoders import NetConfig
 from rlrun.models.heads import OwnHead
@@ -234,16 +234,6 @@ def transitions(algorithm: Algorithm, batch: Batch) -> Transitions:
         rows.reward.shape[1],
         algorithm.mean_over(valid),
     )
-
-
-def executed(space: Space, action: Any) -> Any:
-    """Returns actions in the form that rows have, as the environment executes them: bounded numbers within [-1, 1].
-
-    Rows hold what a policy drew, and a Gaussian, as that of ppo, draws numbers beyond the bounds. A critic that learnt
-    from these would learn the values of actions that were never executed."""
-    if isinstance(space, Nested):
-        return Batch({name: executed(part, action[name]) for name, part in space.spaces})
-    return action.clamp(-1.0, 1.0) if isinstance(space, Box) and space.bounded else action
 
 
 def recorded_priority(cfg: OffPolicyConfig, rows: Batch) -> Tensor:

@@ -21,7 +21,7 @@ from rlrun.core.errors import told
 from rlrun.core.plugins import load_object
 from rlrun.core.ranges import Count, NotNegative, PositiveShareBelowOne, ShareBelowOne
 from rlrun.core.schedule import Schedule
-from rlrun.core.specs import Box, EnvSpec
+from rlrun.core.specs import Box, EnvSpec, executed
 from rlrun.models.encoders import flat_size, flatten
 
 TINY = 1e-10  # added to deviations
@@ -72,8 +72,9 @@ class Ensemble(nn.Module):
         self.low, self.high = space.low[0], space.high[0]
 
     def inputs_of(self, obs: Tensor, action: Tensor) -> Tensor:
-        """obs [N, ...] and actions of rows [N, ...] -> [N, inputs]."""
-        return torch.cat([obs.flatten(1).float(), flatten(self.spec.action, action)], 1)
+        """obs [N, ...] and actions of rows [N, ...], as a policy drew them -> [N, inputs]."""
+        space = self.spec.action
+        return torch.cat([obs.flatten(1).float(), flatten(space, executed(space, action))], 1)
 
     @torch.no_grad()
     def measure(self, x: Tensor, change: Tensor) -> None:

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlrun.core.batch import Batch, at
+from rlrun.core.conditions import OnlyWith
 from rlrun.core.errors import UserError
 from rlrun.core.ranges import Count
 from rlrun.core.specs import Box, Discrete, MultiDiscrete, Nested, Space, leaves
@@ -28,13 +29,16 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 CHUNK_ROWS = 64
 
 
+LAYERS = OnlyWith("hidden")
+
+
 @dataclass(frozen=True, kw_only=True)
 class NetConfig:
     """Options of the hidden layers that an actor or a critic has behind the encoder."""
 
     hidden: tuple[Annotated[int, Count], ...]
-    activation: Literal["tanh", "relu", "elu", "silu"]
-    layer_norm: bool
+    activation: Annotated[Literal["tanh", "relu", "elu", "silu"], LAYERS]
+    layer_norm: Annotated[bool, LAYERS]
 
 
 def mlp(sizes: tuple[int, ...], activation: str, layer_norm: bool = False) -> nn.Sequential:

@@ -16,7 +16,7 @@ from rlrun.core.policy import Act, Mode, Pass, Policy
 from rlrun.core.ranges import Count, Positive, Share
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
-from rlrun.models.encoders import NetConfig
+from rlrun.models.encoders import LAYERS, NetConfig
 from rlrun.models.model import Model
 from rlrun.models.normalizer import FiltersObservations
 from rlrun.models.slates import AffinityNet, PairNet, display_of
@@ -33,8 +33,8 @@ class ChoiceNetConfig(NetConfig):
     """Options of the network that is a model of choices."""
 
     hidden: Annotated[tuple[Annotated[int, Count], ...], NETWORK]
-    activation: Annotated[Literal["tanh", "relu", "elu", "silu"], NETWORK]
-    layer_norm: Annotated[bool, NETWORK]
+    activation: Annotated[Literal["tanh", "relu", "elu", "silu"], NETWORK, LAYERS]
+    layer_norm: Annotated[bool, NETWORK, LAYERS]
 
 
 @dataclass(frozen=True, kw_only=True)

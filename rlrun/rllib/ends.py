@@ -99,8 +99,9 @@ def _mark(it: Translation, key: str, value: Any) -> Mark:
         return Mark("", 0.0, _evaluated(it))
     if any(part in key for part in PARTIAL):
         return Mark("", 0.0, f"{RETURN} looks at the sum over all agents; sample/return/AGENT shows each one's")
-    if last in MEANS and it.offline:
-        return Mark("", 0.0, "no games are played in training; eval.every= shows the return of evaluations")
+    if last in MEANS and (it.offline or it.made.values.get("algo.eval_share") == 0):
+        games = "games" if it.offline else "games of the unperturbed policy"
+        return Mark("", 0.0, f"no {games} are played in training; eval.every= shows the return of evaluations")
     if last in MEANS:
         return Mark(RETURN, float(value), "" if it.team is None else "the sum over all agents, as in RLlib")
     if last in STEPS and _agents_of(it, last) is None:

@@ -22,9 +22,8 @@ from rlrun.core.errors import UserError
 from rlrun.core.policy import Mode, Policy
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
-from rlrun.core.specs import EnvSpec
+from rlrun.core.specs import EnvSpec, executed
 from rlrun.families.fitted_q import FittedQ, FittedQConfig, PlayedRows
-from rlrun.families.off_policy import executed
 from rlrun.models.config import ModelConfig
 from rlrun.models.model import Model
 from rlrun.ops import estimators

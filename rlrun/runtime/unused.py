@@ -121,6 +121,12 @@ def _rows_travel(plan: Plan) -> bool:
     return not plan.resources.learner_nodes and plan.needs.population is None
 
 
+def _counted(plan: Plan) -> bool:
+    """Whether training plays games whose returns are the policy's. Those of perturbed policies are not."""
+    population = plan.needs.population
+    return plan.config.runner.name != "offline" and (population is None or population.eval_share > 0)
+
+
 KINDS: dict[str, Callable[[Plan], bool]] = {
     conditions.CONTINUOUS: lambda plan: any(isinstance(part, Box) for _, part in leaves(plan.spec.action)),
     conditions.CHOICES: lambda plan: any(
@@ -158,6 +164,8 @@ KINDS: dict[str, Callable[[Plan], bool]] = {
     conditions.MODELLED: lambda plan: bool({"dm", "dr", "wdr"} & set(plan.config.run.eval.estimate.methods)),
     conditions.REWARDED: lambda plan: plan.config.algo.name != "bc",
     conditions.PLAYED: lambda plan: not isinstance(plan.config.env, RecordedConfig),
+    conditions.COUNTED: _counted,
+    conditions.JUDGED: lambda plan: _counted(plan) or plan.config.run.eval.every is not None,
     conditions.PACED: lambda plan: getattr(plan.config.runner, "pace", "ratio") == "ratio",
     conditions.WORLD_MODELS: lambda plan: plan.config.algorithm.has_world_model,
     conditions.FIRST_PRIORITIES: lambda plan: plan.config.algorithm.knows_first_priority,

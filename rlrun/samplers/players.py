@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
@@ -78,30 +78,46 @@ class Player:
         # It is worker 0 for every player, because seeds depend on the order alone.
         self.env = crew.make_env(0, crew.envs)
         self.box = self.env.spec.action.kind == "box"
+        self.episodes: _Episodes | None = None  # those of the order that it is playing
         self.steps = 0  # env steps of all finished orders
         self.lasting = False  # whether it has told of more env steps than a fault allows that comes back at once
 
     def play(self, order: Order, clock: Clock, alive: Callable[[int], None] = lambda steps: None) -> Report:
-        """Plays an order. The report depends only on the order and the clock, not on the player.
+        """Plays an order. alive: told now and then how many env steps were taken."""
+        self.begin(order, clock)
+        while (report := self.go_on(ALIVE_SEC)) is None:
+            assert self.episodes is not None
+            alive(self.episodes.steps)
+        return report
 
-        alive: told now and then how many env steps were taken."""
-        try:
-            return self._play(order, clock, alive)
-        except EnvError as error:
-            raise error.counted_from(self.number * self.crew.envs) from error.__cause__
+    def begin(self, order: Order, clock: Clock) -> None:
+        """Begins an order. Its report depends only on the order and the clock, not on the player."""
+        with self._counted():
+            self.episodes = _Episodes(self, order, clock)
 
-    def _play(self, order: Order, clock: Clock, alive: Callable[[int], None]) -> Report:
-        episodes, last = _Episodes(self, order, clock), time.monotonic()
-        with torch.inference_mode():
+    def go_on(self, seconds: float) -> Report | None:
+        """Plays on for about so many seconds. Returns the report if all episodes of the order are over by then."""
+        episodes, started = self.episodes, time.monotonic()
+        assert episodes is not None
+        with self._counted(), torch.inference_mode():
             while episodes.unfinished:
                 episodes.step()
-                # The first message says that a fault after it is none that comes back at once.
+                # The first pause lets play() say that a fault after it is none that comes back at once.
                 first = not self.lasting and self.steps + episodes.steps > AT_ONCE
-                if time.monotonic() - last > ALIVE_SEC or first:
-                    last, self.lasting = time.monotonic(), self.lasting or first
-                    alive(episodes.steps)
+                if first or time.monotonic() - started > seconds:
+                    self.lasting = self.lasting or first
+                    return None
         self.steps += episodes.steps
+        self.episodes = None
         return episodes.report()
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Lets errors of environments name their numbers among those of all players."""
+        try:
+            yield
+        except EnvError as error:
+            raise error.counted_from(self.number * self.crew.envs) from error.__cause__
 
     def close(self) -> None:
         self.env.close()

@@ -107,7 +107,9 @@ class Population(PopulationBase):
     @property
     def done(self) -> bool:
         """Whether everything that was asked for has been played."""
-        return self.orders.over and (self.players is None or not self.players.playing)
+        if self.players is not None:
+            return self.orders.over and not self.players.playing
+        return self.orders.over and (self.alone is None or self.alone.episodes is None)
 
     def _hand(self, players: Players) -> None:
         for number in players.idle:
@@ -116,8 +118,8 @@ class Population(PopulationBase):
                 players.give(number, order)
 
     def take(self) -> list[Report]:
-        """Returns the reports that arrive within a moment, perhaps none. A player in this process plays everything that
-        the update needs. Raises RunFailed when a player was lost that must not be replaced."""
+        """Returns the reports that arrive within a moment, perhaps none. A player in this process plays on meanwhile.
+        Raises RunFailed when a player was lost that must not be replaced."""
         if self.players is None:
             return self._take_alone()
         reports = self.players.receive(WAIT_SEC)
@@ -129,11 +131,15 @@ class Population(PopulationBase):
         if self.alone is None:
             self.alone = Player(self.crew, 0, self.policy)
         self.alone.policy = self.policy
-        order = self.orders.next(0)
-        if order is None:
+        if self.alone.episodes is None:
+            order = self.orders.next(0)
+            if order is None:
+                return []
+            self.alone.begin(order, self.clock)
+        # An order may last for minutes, in which the run must hear of a Ctrl-C and of its limits.
+        report = self.alone.go_on(WAIT_SEC)
+        if report is None:
             return []
-        # One order at a time, so that between two of them the run hears of a Ctrl-C and of its limits.
-        report = self.alone.play(order, self.clock)
         self.orders.steps += report.env_steps
         return [report]
 

@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT))
 from rlrun.commands.list import docstring  # noqa: E402
 from rlrun.config.paths import inner_algorithm, options, runner_of  # noqa: E402
 from rlrun.core.errors import UserError  # noqa: E402
+from rlrun.machine.machine import Machine  # noqa: E402
 
 MADE = "<!-- scripts/docs makes this page; change what it is made from. -->\n"
 ACTIONS = {
@@ -42,20 +43,22 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 # -- algorithms --------------------------------------------------------------------------------------------------------
 
 
+MACHINE = Machine(cores=4, env_step_sec=lambda make_env, count: 1e-3)  # a small one without a GPU
+
+
 def planned(*words: str) -> Any:
-    """The plan of `rlrun train words...` on a small machine without a GPU. Raises UserError."""
+    """The plan of `rlrun train words...` on MACHINE. Raises UserError."""
     from hydra import compose, initialize_config_dir
 
     from rlrun.config.hydra_plugins import install
     from rlrun.config.run import type_config
     from rlrun.config.types import plain
-    from rlrun.machine.machine import Machine
     from rlrun.runtime.plan import plan
 
     install()
     with initialize_config_dir(version_base="1.3", config_dir=str(ROOT / "conf")):
         values = plain(compose("train", overrides=[*words, "logger=[]"]))
-    return plan(type_config(values), Machine(cores=4, env_step_sec=lambda make_env, count: 1e-3))
+    return plan(type_config(values), MACHINE)
 
 
 # Environments of which each algorithm can learn one.
@@ -91,7 +94,7 @@ def algorithms() -> str:
                 source,
                 agents,
                 _can(name, "model=lstm", *_with_memory(name)),
-                _can(name, "resources.num_learners=2"),
+                _can(name, "resources.num_learners=2", *_with_learners(name)),
                 runner_of(name) or runner_of(core or "") or "that of the algorithm inside",
             )
         )
@@ -111,8 +114,10 @@ that, every option with its comment, and the names that RLlib and the paper have
   each agent, or each group, a policy of its own, and [Several agents](multi_agent.md) says more.
 - With `resources=debug` a run that is resumed from a checkpoint gives the same weights, to the bit, as one that saved
   there and went on. Every save ends all episodes, so other saves, also those after evaluations, give another run.
-  Runners of several processes restore all of their state, but processes overtake one another.
+  Other runs restore what was learnt and, from the last checkpoint, the replay, but not what their samplers hold: episodes
+  begin anew, and parameter noise adapts its deviation anew. Where there are several processes, they overtake one another.
 - *Several learners* sum their gradients, on GPUs of their own or on the cores of a CPU (`resources.num_learners=2`).
+  `lin_ts` and `lin_ucb` learn from one row at a time by default, and need a batch with a row for each (`algo.batch_size=2`).
 
 ## What each file says
 
@@ -122,11 +127,15 @@ that, every option with its comment, and the names that RLlib and the paper have
 
 
 def _planned_somewhere(name: str, *words: str) -> Any:
-    """The plan of an algorithm on the first environment that it can learn."""
+    """The plan of an algorithm on the first environment that it can learn, with all checks before a run starts."""
+    from rlrun.runtime.build import preflight
+
     errors = []
     for env in ENVIRONMENTS:
         try:
-            return planned(f"algo={name}", f"env={env}", *PLAYING.get(name, ()), *words)
+            made = planned(f"algo={name}", f"env={env}", *PLAYING.get(name, ()), *words)
+            preflight(made, MACHINE)
+            return made
         except UserError as error:
             errors.append(str(error))
     raise UserError("; ".join(errors))
@@ -138,6 +147,11 @@ def _with_memory(name: str) -> list[str]:
     if name in ("ddpg", "td3", "sac", "tqc", "cql", "crr", "implicit_q", "td3_bc"):
         return ["algo.sequence_length=10", "algo.burn_in=5"]
     return []
+
+
+def _with_learners(name: str) -> list[str]:
+    """What gives each of two learners a row, where one row is a batch by default."""
+    return ["algo.batch_size=2"] if name in ("lin_ts", "lin_ucb") else []
 
 
 def _can(name: str, *words: str) -> str:

@@ -6,7 +6,9 @@ import re
 
 import pytest
 import torch
+from conftest import small
 from test_all import batches, start
+from wired import Wired
 
 from rlrun.cli import _dispatch
 from rlrun.core.batch import Batch
@@ -16,6 +18,7 @@ from rlrun.core.specs import MultiBinary
 from rlrun.families.bandits import pulls_of
 from rlrun.ops.ridge import solve
 from rlrun.policies.bandits import arms_of
+from rlrun.runtime.rundir import checkpoints_of
 
 ITEMS = ["env=rlrun/ParametricItems-v0", "algo.items=items"]
 SLATES = ["env=rlrun/InterestEvolution-v0", "algo.items=candidates", "algo.click=click"]
@@ -142,6 +145,24 @@ def test_neural_linears_regression_is_about_its_own_features_of_all_rows(typed):
     assert float(told["pulls"]) == 45
 
 
+def test_a_run_that_begins_with_anothers_weights_keeps_its_pulls(typed, tmp_path):
+    """The regression is made of them again after the first training. Checkpoints of earlier versions named them differently."""
+    path, words = tmp_path / "run", [*small("neural_linear", "tiny"), "env=rlrun/LinearBandit-v0", "logger=[]"]
+    assert _dispatch(["train", *words, "env_steps=40", f"run_dir={path}"]) == 0
+    saved = checkpoints_of(path).load(None, parts=("algorithm",))[0]["algorithm"]["module"]
+    wiring = Wired(typed(*words, f"init={path}"))
+    made, sampler = wiring.algorithm(), wiring.sampler(0)
+    sampler.publish(made.policy, Clock())
+    kept = ("memory.inputs", "memory.rewards", "memory.taken", "memory.seen")
+    assert made.memory.filled == 40 and all(torch.equal(made.state_dict()[name], saved[name]) for name in kept)
+    (batch,) = batches(wiring, sampler, 1)
+    told = made.update(batch, Clock(0, 1)).metrics  # which trains
+    assert "loss" in told and float(told["pulls"]) == 40 + int(batch.valid.sum())
+    earlier = {name.removeprefix("memory."): value for name, value in saved.items()}
+    made.load_state_dict(earlier)
+    assert all(torch.equal(made.state_dict()[name], saved[name]) for name in saved)
+
+
 def test_of_arms_that_were_taken_too_rarely_the_rarest_is_first(typed):
     """Also where its number is not the lowest, and another arm's score is as high as rewards can be."""
     wiring, made, sampler = start(typed, "lin_ts", "env=rlrun/LinearBandit-v0", "algo.initial_pulls=3")
@@ -224,6 +245,9 @@ def test_what_explores_is_refused_where_nothing_does(typed, tmp_path):
     for words, said in (
         (["algo=lin_ucb", "algo.explore=false", "algo.alpha=5"], "algo.alpha=5"),
         (["algo=lin_ts", "algo.explore=false", "algo.initial_pulls=3"], "algo.initial_pulls=3"),
+        (["algo=lin_ucb", "algo.exploration.kind=random", "algo.alpha=5"], "where algo.exploration.kind=uncertainty"),
+        (["algo=lin_ts", "algo.exploration.kind=random", "algo.scale=5"], "where algo.exploration.kind=uncertainty"),
+        (["algo=neural_linear", "algo.exploration.kind=random", "algo.initial_pulls=7"], "algo.initial_pulls=7"),
         (["algo=neural_linear", "algo.net.hidden=[]"], "no layer would be trained: algo=lin_ts"),
     ):
         with pytest.raises(UserError, match=re.escape(said)):

@@ -1,6 +1,7 @@
 """Checks ES and ARS: ranks, gradients and steps by hand, and which perturbations are made."""
 
 import math
+from contextlib import nullcontext
 
 import gymnasium
 import numpy as np
@@ -18,7 +19,7 @@ from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.envs import registry
 from rlrun.families import evolution
-from rlrun.samplers import evaluator
+from rlrun.samplers import evaluator, population
 from rlrun.samplers.evaluator import to_torch
 
 WORDS = [
@@ -171,6 +172,23 @@ def test_what_does_not_fit_is_said(typed, words, said):
         checked(typed(*words, *env, "logger=[]"))
 
 
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["stop.return_mean=5"], "stop.return_mean=5.* is for runs whose training plays games that count"),
+        (["stop.no_improvement_steps=99"], "stop.no_improvement_steps=99 .* is for runs that are judged"),
+        (["stop.return_mean=5", "eval.every=50"], "stop.return_mean=5.* is for runs whose training plays games that"),
+        (["stop.no_improvement_steps=99", "eval.every=50"], None),
+        (["stop.return_mean=5", "algo.eval_share=0.1"], None),
+    ],
+)
+def test_a_return_that_no_game_shows_ends_no_run(words, said):
+    """Returns of perturbed policies are not the policy's."""
+    command = ["train", "algo=ars", "env=CartPole-v1", *WORDS, "algo.eval_share=0", "logger=[]", *words, "--plan"]
+    with nullcontext() if said is None else pytest.raises(UserError, match=said):
+        assert _dispatch(command) == 0
+
+
 def test_an_episode_without_an_end_is_no_hang(tmp_path, monkeypatch, capsys):
     gymnasium.register("tests/NoLimit-v0", "gymnasium.envs.classic_control:PendulumEnv")
     monkeypatch.setattr(evaluator, "ENDLESS", 60)
@@ -182,16 +200,25 @@ def test_an_episode_without_an_end_is_no_hang(tmp_path, monkeypatch, capsys):
     assert _dispatch(["train", *words, f"run_dir={tmp_path / 'other'}"]) == 0
 
 
-def test_a_player_beside_the_learner_plays_one_order_at_a_time(typed, monkeypatch):
-    """Between two of them the run hears of a Ctrl-C and of its limits, an update of 1,000 episodes long."""
-    wiring = Wired(typed("algo=es", "env=CartPole-v1", *WORDS, "resources=debug", "logger=[]"))
-    made = wiring.algorithm()
-    population = wiring.population(wiring.noise())
-    try:
-        population.begin(made.policy, Clock())
-        taken = []
-        while not population.done:
-            taken.append(len(population.take()))
-        assert len(taken) > 1 and set(taken) == {1} and population.take() == []
-    finally:
-        population.close()
+@pytest.mark.parametrize("words", [[], ["algo.episodes_per_batch=40", "algo.env_steps_per_batch=900"]])
+def test_a_player_beside_the_learner_plays_for_a_moment_at_a_time(typed, monkeypatch, words):
+    """Between two of them the run hears of a Ctrl-C and of its limits, an update of 1,000 episodes long. The reports are
+    those of whole orders, one at a time."""
+    wiring = Wired(typed("algo=es", "env=CartPole-v1", *WORDS, "resources=debug", "logger=[]", *words))
+    made, noise, found = wiring.algorithm(), wiring.noise(), []
+    for seconds in (0.0, 60.0):
+        monkeypatch.setattr(population, "WAIT_SEC", seconds)
+        players = wiring.population(noise)
+        try:
+            players.begin(made.policy, Clock())
+            taken = []
+            while not players.done:
+                taken.append(players.take())
+            assert players.take() == [] and max(map(len, taken)) == 1
+        finally:
+            players.close()
+        found.append([report for reports in taken for report in reports])
+        pauses = len(taken) - len(found[-1])
+        assert pauses > 9 * len(found[-1]) if seconds == 0 else pauses <= 1, "one step at a time, or whole orders"
+    told = [[(one.order, one.rollouts, one.evaluations, one.env_steps) for one in reports] for reports in found]
+    assert len(told[0]) > 1 and told[0] == told[1]

@@ -46,6 +46,17 @@ def test_losses_of_every_row_are_those_of_the_paper(typed):
     assert float(metrics["forward_loss"]) == pytest.approx(float(means[0]), rel=1e-5)
 
 
+def test_the_forward_model_is_given_executed_actions_and_the_inverse_model_predicts_drawn_ones(typed):
+    """PPO's Gaussian draws numbers beyond the bounds, which the environment clips."""
+    made, batch = wired(typed, "env=Pendulum-v1")
+    drawn = batch.replace(action=batch.action * 3)
+    clipped = drawn.replace(action=drawn.action.clamp(-1, 1))
+    beyond = (drawn.action != clipped.action).squeeze(-1)
+    (forward, inverse), (expected, other) = made.model(drawn), made.model(clipped)
+    assert torch.equal(forward, expected) and beyond.any()
+    assert (inverse != other)[beyond].all(), "the density is that of what was drawn"
+
+
 def test_the_inner_algorithm_learns_from_both_rewards(typed):
     """They are the environment's, bounded by reward_clip, plus eta / 2 times the squared error before learning."""
     made, batch = wired(typed, "algo.eta=[[0,3.0],[100,1.0]]", "algo.inner.reward_clip=0.5")

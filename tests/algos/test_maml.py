@@ -323,6 +323,27 @@ def test_every_column_plays_its_task_in_all_rounds_and_updates_have_tasks_of_the
     assert torch.equal(*by_inference), "tasks depend on the seed alone"
 
 
+@pytest.mark.parametrize("env", [SHOWS_TASK, "CartPoleMass-v0"])
+def test_every_episode_of_an_evaluation_has_a_task_of_its_own(typed, env):
+    """Whether environments are stepped one by one or as one vector, and again the same ones for the same evaluation."""
+    wiring = Wired(typed(*small("maml", "tiny"), f"env={env}", "algo.sample_tasks=true", "logger=[]"))
+    made, again = [], wiring.plan.eval_env()(0, 3)
+    for round_ in (0, 0, 1):
+        obs, seen, ended = again.reset(round_)["observation"], [[], [], []], np.ones(3, bool)
+        for step in range(60):
+            now = obs[:, 0].copy() if env == SHOWS_TASK else again.env.masscart.copy()
+            for column in range(3):
+                if ended[column]:
+                    seen[column].append(float(now[column]))
+                assert now[column] == seen[column][-1], "a task lasts for a whole episode"
+            told = again.step(np.full(3, step % 7 > 1))
+            obs, ended = told.obs["observation"], told.is_first
+        assert min(map(len, seen)) >= 2 and len({task for each in seen for task in each}) == sum(map(len, seen))
+        made.append(seen)
+    again.close()
+    assert made[0] == made[1] != made[2]
+
+
 @pytest.mark.parametrize(
     "words, said",
     [

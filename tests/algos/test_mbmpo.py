@@ -146,6 +146,29 @@ def test_each_column_is_moved_by_its_member(typed, tasks):
     np.testing.assert_allclose(step.reward, paid, rtol=1e-5)
 
 
+def test_models_learn_and_imagine_with_the_actions_that_were_executed(typed):
+    """A Gaussian draws numbers beyond the bounds, which the environment clips."""
+    wiring, made, sampler = start(typed, "mbmpo", "env=Pendulum-v1")
+    drawn = batches(wiring, sampler, 1)[0]
+    drawn = drawn.replace(action=drawn.action * 3)
+    clipped = drawn.replace(action=drawn.action.clamp(-1, 1))
+    assert (clipped.action != drawn.action).any()
+    for batch in (drawn, clipped):
+        made.remember(batch)
+    learnt = made.inputs[: int(made.rows_seen)].chunk(2)
+    assert torch.equal(*learnt) and learnt[0][:, -1].abs().max() == 1
+    first, second = (made.prediction_errors(batch) for batch in (drawn, clipped))
+    assert first and all(torch.equal(first[name], second[name]) for name in first)
+    world, after = made.world(), []
+    world.reset(0)
+    begin = world.obs
+    for size in (3.0, 1.0):
+        world.obs = begin
+        after.append(world.step(np.full((world.count, 1), size, np.float32)))
+    np.testing.assert_array_equal(after[0].obs["observation"], after[1].obs["observation"])
+    np.testing.assert_array_equal(after[0].reward, after[1].reward)
+
+
 @pytest.mark.parametrize("env", ["Pendulum-v1", "CartPole-v1"])
 def test_known_rewards_are_those_of_the_environment(typed, env):
     wiring, made, sampler = start(typed, "mbmpo", f"env={env}", "algo.fragment_length=40")

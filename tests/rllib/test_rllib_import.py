@@ -185,6 +185,7 @@ SLATES = {
     "exploration.kind": "epsilon_greedy", "model.observation_filter": "none",
 }  # fmt: skip
 OTHERS |= {("slateq", name): value for name, value in SLATES.items()}
+OTHERS |= {("ars", "actor.activation"): "tanh"}  # of hidden layers, of which it has none
 BANDIT = {"items": None, "click": "click", "products": False, "scale": 1.0, "noise": "fixed", "noise_shape": 6.0, "noise_scale": 6.0, "initial_pulls": 0, "exploration.kind": "uncertainty"}  # fmt: skip
 OTHERS |= {(algo, name): value for algo in ("lin_ucb", "lin_ts") for name, value in BANDIT.items()}
 # RLlib's MAML and MBMPO differentiate inner steps
@@ -697,6 +698,13 @@ def test_continuous_control_and_evolution():
         and made["algo.env_steps_per_batch"] == 10000
         and made["model.observation_filter"] == "mean_std"
     )
+
+
+def test_an_evolution_without_unperturbed_games_cannot_end_at_a_return():
+    for chance, how in ((0.0, "not mapped"), (0.2, "mapped")):
+        made, said, _ = told_of("ES", {"eval_prob": chance}, stop={"episode_reward_mean": 150})
+        assert said["stop.episode_reward_mean"][0] == how and ("stop.return_mean" in made) == (how == "mapped")
+    assert "no games of the unperturbed policy" in told_of("ARS", {"eval_prob": 0}, stop={"episode_reward_mean": 9})[1]["stop.episode_reward_mean"][2]
 
 
 def test_defaults_are_not_said_beside_what_the_file_says_under_another_name():
