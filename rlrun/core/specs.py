@@ -161,7 +161,9 @@ class Box:
         if self.whole:
             share = (np.clip(action.astype(np.float64), -1.0, 1.0) + 1.0) * 0.5
             return np.minimum(low + np.floor(share * (high - low + 1.0)), high).astype(self.dtype)
-        return (low + (np.clip(action, -1.0, 1.0) + 1.0) * 0.5 * (high - low)).astype(self.dtype)
+        share = (np.clip(action, -1.0, 1.0) + 1.0) * 0.5
+        # In float64, low + (high - low) may be a little more than high.
+        return np.clip(low + share * (high - low), low, high).astype(self.dtype)
 
     def from_env(self, action: np.ndarray) -> np.ndarray:
         """The inverse of to_env for actions inside the box. A whole number becomes the middle of its part of

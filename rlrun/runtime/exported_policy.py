@@ -191,7 +191,7 @@ def to_env(space: Space, action: Tensor | Batch, name: str = "action") -> Tensor
     elif space.whole:
         action = torch.minimum(low + (share * (high - low + 1.0)).floor(), high)
     else:
-        action = low + share * (high - low)
+        action = (low + share * (high - low)).clamp(low, high)
     return {name: action.to(getattr(torch, space.dtype))}
 
 

@@ -115,6 +115,7 @@ def test_one_that_hangs_is_ended_and_its_line_is_named(capsys):
 def test_others_of_the_example(capsys):
     assert found("my_rl.broken_envs:Limited", **{"kwargs.nan": True})["reward-finite"][1] == "the reward is nan"
     assert "step 7 after reset(" in found("my_rl.broken_envs:Limited", **{"kwargs.nan": True})["reward-finite"][2]
+    assert "1.0 is too much" in found("my_rl.broken_envs:Timid")["as-in-training"][1]
     left = found("my_rl.broken_envs:Leftover")
     assert list(left) == ["reset-leaves"] and left["reset-leaves"][0] == "error"
     assert "leaves no legal action" in found("my_rl.broken_envs:Masked")["action-mask"][1]

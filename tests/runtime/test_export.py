@@ -96,15 +96,18 @@ def test_actions_are_clipped_to_the_bounds_that_exist(typed):
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "dtype"), [(-1, 1, "int32"), (0, 4, "uint8"), (-7, 12, "int64"), (-0.5, 2.0, "float32")]
-)
+    ("low", "high", "dtype"), [(-1, 1, "int32"), (0, 4, "uint8"), (-7, 12, "int64"), (-0.5, 2.0, "float32"),
+                             (-3.6, 2.2, "float64"), (-2.7, 1.2, "float64")]
+)  # fmt: skip
 def test_actions_of_every_kind_of_box_are_those_of_the_environment(low, high, dtype):
     space = specs.Box(shape=(1,), dtype=dtype, low=(low,), high=(high,))
     grid = torch.linspace(-1.2, 1.2, 2401).unsqueeze(1)
     exported = to_env(space, grid)["action"]
     assert exported.dtype == getattr(torch, dtype)
     live = np.stack([space.to_env(row) for row in grid.numpy()])
-    assert np.allclose(exported.numpy(), live, rtol=0.0, atol=1e-6 if dtype == "float32" else 0.0)
+    assert np.allclose(exported.numpy(), live, rtol=0.0, atol=1e-6 if dtype.startswith("float") else 0.0)
+    bounds = Box(low, high, (1,), np.dtype(dtype).type)
+    assert all(bounds.contains(one) for one in [*live, *exported.numpy()])
 
 
 class Numbered(gymnasium.Env):
