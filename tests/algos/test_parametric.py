@@ -41,6 +41,19 @@ def test_an_action_is_what_it_means_and_not_where_it_stands(typed, algo):
     assert torch.equal(order[after], before) and len(before.unique()) > 2
 
 
+@pytest.mark.parametrize("algo", WHICH)
+def test_meanings_that_never_change_are_not_filtered_away(typed, algo):
+    """Their deviation is 0, so that a filter would make all of them 0."""
+    made = Wired(typed(f"algo={algo}", *ENV, *SMALL, *WHICH[algo], "model.observation_filter=mean_std")).algorithm()
+    obs = observed(50, torch.Generator().manual_seed(0)).map(lambda x: x.expand(3, *x.shape).clone())
+    obs.observation.avail_actions[:] = torch.arange(20.0).view(10, 2)
+    rows = Batch(obs=obs, valid=torch.ones(2, 50, dtype=torch.bool))
+    made.absorb_rows([made.policy.moments(rows)])
+    seen = made.policy.seen(obs).observation
+    assert torch.equal(seen.avail_actions, obs.observation.avail_actions)
+    assert not torch.equal(seen.cart, obs.observation.cart)
+
+
 @pytest.mark.parametrize("words, said", [
     (["algo=dqn", *ENV], "head.dueling=false"),
     (["algo=dqn", "env=CartPole-v1", "model.action_embedding=x"], "has no such part"),
