@@ -14,22 +14,23 @@ WHICH = {"dqn": ["algo.head.dueling=false", "algo.learning_starts=30"], "c51": [
          "ppo": ["algo.minibatch_size=10", "algo.sequence_length=5"], "impala": []}  # fmt: skip
 
 
-def observed(columns: int, generator: torch.Generator) -> Batch:
+def observed(columns: int, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Batch:
     return Batch(
         observation=Batch(
-            avail_actions=torch.randn(columns, 10, 2, generator=generator),
+            avail_actions=(9 * torch.randn(columns, 10, 2, generator=generator)).to(dtype),
             cart=torch.randn(columns, 4, generator=generator),
         ),
         action_mask=torch.ones(columns, 10, dtype=torch.int8),
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int16])
 @pytest.mark.parametrize("algo", WHICH)
-def test_an_action_is_what_it_means_and_not_where_it_stands(typed, algo):
+def test_an_action_is_what_it_means_and_not_where_it_stands(typed, algo, dtype):
     made = Wired(typed(f"algo={algo}", *ENV, *SMALL, *WHICH[algo])).algorithm().policy
     for parameter in made.parameters():  # A head's small initial gain would make all values equal.
         torch.nn.init.normal_(parameter, 0.0, 0.5, generator=torch.Generator().manual_seed(parameter.numel()))
-    obs = observed(50, torch.Generator().manual_seed(0))
+    obs = observed(50, torch.Generator().manual_seed(0), dtype)
     order = torch.randperm(10, generator=torch.Generator().manual_seed(1))
     moved = obs.replace(observation=obs.observation.replace(avail_actions=obs.observation.avail_actions[:, order]))
     first = torch.ones(50, dtype=torch.bool)
