@@ -278,6 +278,7 @@ def space_findings(observation, action) -> dict:
     (BOX, spaces.Box(np.array([1, 0], np.float32), np.array([1, 1], np.float32)), "action-bounds", "has the lowest value 1.0 as its highest at [0]"),
     (spaces.Box(0, 1, (0,)), spaces.Discrete(2), "observation-bounds", "holds no numbers"),
     (spaces.Sequence(BOX), spaces.Discrete(2), "supported-space", "rlrun takes Box, Discrete"),
+    (spaces.Dict({0: BOX, 1: BOX}), spaces.Discrete(2), "supported-space", "with 0 as the name of a part"),
 ])  # fmt: skip
 def test_spaces(observation, action, check, sentence):
     got = space_findings(observation, action)

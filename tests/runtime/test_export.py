@@ -38,11 +38,31 @@ CASES = {
     "gtrxl": ["algo=ppo", "env=StatelessCartPole-v0", "model=gtrxl", "model.memory.size=16", "model.memory.length=8", "algo.fragment_length=16"],
     "r2d2": ["algo=r2d2", "env=StatelessCartPole-v0", "model.memory.size=16"],
     "parametric": ["algo=dqn", "env=ParametricActionsCartPole-v0", "model.action_embedding=avail_actions", "algo.head.dueling=false", "algo.head.hidden=[]"],
+    "dots": ["algo=ppo", "env=tests/Dotted-v0", "model.observation_filter=mean_std"],
     "screens": ["algo=dqn", "env=Pong", "env.size=42"],
     "filtered_screens": ["algo=ppo", "env=Pong", "env.size=42", "model.observation_filter=mean_std"],
     "search_of_one": ["algo=alphazero", "env=CartPoleSparse-v0"],
     "search_of_two": ["algo=alphazero", "env=TicTacToe-v0"],
 }  # fmt: skip
+
+
+class Dotted(gymnasium.Env):
+    """Names of its parts hold dots, and one is called as Python calls an instance."""
+
+    observation_space = Dict({"a.b": Box(-1, 1, (3,)), "a": Dict({"c": Discrete(3)}), "self": Box(-1, 1, (2,))})
+    action_space = Dict({"x.y": Discrete(3), "x": Box(-1, 1, (2,))})
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+gymnasium.register("tests/Dotted-v0", Dotted)
 
 
 def made(typed, *words) -> Trained:
@@ -472,9 +492,14 @@ def test_the_onnx_file_s_names_and_recipe_are_those_that_are_told(case, tmp_path
 
 
 def test_names_of_nested_parts():
+    """A name may hold a dot itself, as that of a file does."""
     values = {
         "observation.camera.left": torch.zeros(1),
+        "observation.camera.left.png": torch.ones(3),
         "observation.speed": torch.ones(1),
         "action_mask": torch.ones(2),
     }
-    assert flat(nested(values)) == values
+    one = specs.Field((1,), torch.float32)
+    rows = {"observation": {"camera": {"left": one, "left.png": one}, "speed": one}, "action_mask": one}
+    tree = nested(values, rows)
+    assert flat(tree) == values and tree.observation.camera["left.png"] is values["observation.camera.left.png"]
