@@ -141,7 +141,7 @@ def test_agents_are_looked_at():
 @pytest.mark.parametrize(
     "name",
     ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "Taxi-v4", "rlrun/EverySpace-v0", "rlrun/Masked-v0",
-     "ParametricActionsCartPole-v0", "TwoStepGame-v0", "TicTacToe-v0", "MultiAgentCartPole-v0"],
+     "ParametricActionsCartPole-v0", "TwoStepGame-v0", "TicTacToe-v0", "MultiAgentCartPole-v0", "zoo:UnlikeTuples"],
 )  # fmt: skip
 def test_no_false_alarm(name):
     made = found(name)
