@@ -21,7 +21,7 @@ from rlrun.core.plugins import only_installed
 from rlrun.core.policy import Mode, Policy
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
-from rlrun.core.specs import EnvSpec, leaves
+from rlrun.core.specs import EnvSpec, executed, leaves
 from rlrun.envs import registry
 from rlrun.envs.agent_rows import action_of, agent_rows, write_agent, write_id
 from rlrun.envs.agents import AgentsSpec
@@ -243,7 +243,8 @@ class Trained:
             nothing = to_torch(
                 {"action": map_rows(self.spec.action.sample(np.random.default_rng(0), count), np.zeros_like)}
             )
-            action: Any = nothing if self._state is None else Batch(action=self._action)
+            done = None if self._state is None else executed(self.spec.action, self._action)
+            action: Any = nothing if done is None else Batch(action=done)
             action = action.map(lambda x: x.masked_fill(fresh.view(-1, *[1] * (x.ndim - 1)), 0))
             obs = obs.replace(prev_action=action["action"])
         if "prev_reward" in self.spec.obs and "prev_reward" not in obs:

@@ -234,6 +234,25 @@ def test_state_is_forgotten_where_an_episode_begins(typed):
         assert not torch.allclose(forgot[name][1], fresh[name][1])
 
 
+def test_the_last_action_is_told_as_the_environment_took_it(typed):
+    """A file that is fed as its README.md says has the memory of the run's own policy, whose actions are random here."""
+    words = ["model=gru", "model.memory.size=16", "model.memory.prev_action=true", "model.log_std=1.0"]
+    trained = made(typed, "algo=ppo", "env=Pendulum-v1", "algo.fragment_length=16", *words)
+    exported, space, env = Exported(trained), trained.spec.action, trained.make_env(seed=0)
+    given, first, state = example(trained, 1)
+    seen, _ = env.reset()
+    taken = []
+    for _ in range(8):
+        taken.append(trained.act(seen, mode="explore"))
+        given["observation"] = torch.from_numpy(seen)[None]
+        _, state = exported(given, first, state)
+        torch.testing.assert_close(state, dict(trained.memory(1)), rtol=0.0, atol=1e-5)
+        given["prev_action"], first = torch.from_numpy(space.from_env(taken[-1])[None]), ~torch.ones_like(first)
+        seen, *_ = env.step(taken[-1])
+    env.close()
+    assert any(abs(action) == 2 for action in taken), "some must have been clipped"
+
+
 def test_the_check_can_fail(typed):
     trained = made(typed, *CASES["values"])
     exported = Exported(trained)
