@@ -75,6 +75,7 @@ def test_what_does_not_fit_is_refused(typed, words, said):
         ("ppo", [LAPLACE, f"model.value_head={LAYERS}", "algo.kl_coef=0.1"]),
         ("impala", [LAPLACE, "model.hidden=[8]", "model.memory.size=4", "model/memory=lstm"]),
         ("sac", [LAPLACE, f"model.q_head={LAYERS}"]),
+        ("implicit_q", ["model.action_distribution=my_rl.broken:Unmoved"]),
         ("td3", [f"model.q_head={LAYERS}"]),
         ("dqn", [f"model.q_head={LAYERS}", "env=rlrun/Identity-v0"]),
         ("c51", [f"model.q_head={LAYERS}", "env=rlrun/Identity-v0"]),
