@@ -40,7 +40,7 @@ def test_the_same_shapes_with_another_meaning_are_noted(words, theirs, ours, tmp
 
 @pytest.mark.parametrize("words, theirs, ours", [
     (PPO, "model.log_std=0.0", "model.log_std=-1.0"),  # a weight, whose first value alone it is
-    ((*PPO, "model.observation_filter=none"), "model.observation_clip=5.0", "model.observation_clip=9.0"),  # without a filter
+    ((*PPO, "model.observation_filter=none"), "model.observation_clip=5.0", "model.observation_clip=9.0"),
     (PPO, "algo.lr=1e-3", "algo.lr=1e-4"),
 ])  # fmt: skip
 def test_what_changes_no_function_is_not_noted(words, theirs, ours, tmp_path):
