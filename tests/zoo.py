@@ -204,6 +204,24 @@ class TupleEnv(Env):
         return self._obs(), [1.0, 2.0], self.now >= (2 if self.early else self.max_steps), False, {}
 
 
+class UnlikeTuples(Env):
+    """A Gymnasium environment of one agent, which sees two numbers and chooses three times."""
+
+    def __init__(self):
+        self.observation_space = Tuple((Box(-1, 9, (2,), np.float32), Discrete(3, start=1)))
+        self.action_space = Tuple((Discrete(2), Discrete(4), Discrete(3)))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.now = 0
+        return (np.zeros(2, np.float32), 1), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        self.now += 1
+        return (np.zeros(2, np.float32), 1 + self.now % 3), 1.0, False, self.now == 5, {}
+
+
 class Alone(Env):
     """A Gymnasium class of one agent, which is registered nowhere."""
 

@@ -89,7 +89,7 @@ class ImplicitQ(Algorithm):
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> StochasticActor:
         cfg.check_memory(model)
-        return StochasticActor(spec, model, cfg.actor, cfg.explorer(spec))
+        return StochasticActor(spec, model, cfg.actor, cfg.explorer(spec), improved=False)
 
     def __init__(self, policy: StochasticActor, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)

@@ -83,7 +83,7 @@ class Batch(Mapping[str, "Tensor | Batch"]):
             else:
                 yield value
 
-    def replace(self, **fields: Tensor | Batch) -> Batch:
+    def replace(self, /, **fields: Tensor | Batch) -> Batch:
         """A new Batch with these fields added or replaced."""
         return Batch(self._fields, **fields)
 

@@ -161,7 +161,9 @@ class Box:
         if self.whole:
             share = (np.clip(action.astype(np.float64), -1.0, 1.0) + 1.0) * 0.5
             return np.minimum(low + np.floor(share * (high - low + 1.0)), high).astype(self.dtype)
-        return (low + (np.clip(action, -1.0, 1.0) + 1.0) * 0.5 * (high - low)).astype(self.dtype)
+        share = (np.clip(action, -1.0, 1.0) + 1.0) * 0.5
+        # In float64, low + (high - low) may be a little more than high.
+        return np.clip(low + share * (high - low), low, high).astype(self.dtype)
 
     def from_env(self, action: np.ndarray) -> np.ndarray:
         """The inverse of to_env for actions inside the box. A whole number becomes the middle of its part of
@@ -258,14 +260,18 @@ def action_rows(space: Space) -> Field | RowSpec:
 
 
 def executed(space: Space, action: Any) -> Any:
-    """Returns actions [..., A] in the form that rows have, as the environment executes them: bounded numbers within
-    [-1, 1].
+    """Returns actions [..., A] in the form that rows have, tensors or arrays, as the environment executes them: bounded
+    numbers within [-1, 1].
 
     Rows hold what a policy drew, and a Gaussian, as that of ppo, draws numbers beyond the bounds. A critic or a model
-    of the environment that learnt from these would learn about actions that were never executed."""
+    of the environment that learnt from these would learn about actions that were never executed, and whoever plays with
+    a policy knows only what the environment was given."""
     if isinstance(space, Nested):
-        return Batch({name: executed(part, action[name]) for name, part in space.spaces})
-    return action.clamp(-1.0, 1.0) if isinstance(space, Box) and space.bounded else action
+        made = {name: executed(part, action[name]) for name, part in space.spaces}
+        return Batch(made) if isinstance(action, Batch) else made
+    if not (isinstance(space, Box) and space.bounded):
+        return action
+    return np.clip(action, -1.0, 1.0) if isinstance(action, np.ndarray) else action.clamp(-1.0, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)

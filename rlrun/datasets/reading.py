@@ -21,7 +21,7 @@ from rlrun.core.algorithm import FromReplay
 from rlrun.core.batch import Field, RowSpec
 from rlrun.core.errors import UserError
 from rlrun.core.seeding import Seeds
-from rlrun.core.specs import EnvSpec
+from rlrun.core.specs import EnvSpec, executed
 from rlrun.datasets.options import DataConfig
 from rlrun.datasets.parquet import Block, ParquetSource, block_of, check_same, column_name, flat_fields
 from rlrun.datasets.trajectories import DataFacts, Source, Trajectory, row_fields, without_previous
@@ -187,7 +187,7 @@ class RowReader:
         first[block.begins] = True
         obs = {name: rows["obs"][name] for name in spec.obs if name in rows["obs"]}
         if "prev_action" in spec.obs:
-            obs["prev_action"] = _previous(rows["action"], first)
+            obs["prev_action"] = _previous(executed(spec.action, rows["action"]), first)
         if "prev_reward" in spec.obs:
             obs["prev_reward"] = _previous(rows["reward"][:, None], first)
         made = {

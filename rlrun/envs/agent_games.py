@@ -20,7 +20,7 @@ from rlrun.core.plugins import import_named, load_object
 from rlrun.core.ranges import Count
 from rlrun.envs.games import GAMES, Together
 from rlrun.envs.limits import TimeLimits
-from rlrun.envs.names import check_present, petting_zoo
+from rlrun.envs.names import check_present, over_agents, petting_zoo
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,13 +218,11 @@ def make_game(cfg: AgentsConfig, render: bool = False) -> ParallelGame | TupleGa
         return (
             TurnsGame(made) if hasattr(made, "agent_selection") or hasattr(made, "agent_iter") else ParallelGame(made)
         )
-    if isinstance(made, gymnasium.Env):
-        tuples = [isinstance(s, gymnasium.spaces.Tuple) for s in (made.observation_space, made.action_space)]
-        if all(tuples):
-            return TupleGame(made, _limit(made))
+    if isinstance(made, gymnasium.Env) and over_agents(made):
+        return TupleGame(made, _limit(made))
     raise UserError(
         f"env={cfg.name} makes {type(made).__name__}, which is no environment with several agents: neither PettingZoo's"
-        " (parallel or AEC) nor a Gymnasium environment whose observations and actions are tuples over agents"
+        " (parallel or AEC) nor a Gymnasium environment whose observations and actions are tuples over the same agents"
     )
 
 

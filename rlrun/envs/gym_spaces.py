@@ -41,6 +41,12 @@ def to_space(space: gymnasium.Space, what: str, name: str) -> Space:
             if isinstance(space, spaces.Tuple)
             else dict(space.spaces)
         )
+        unnamed = next((key for key in parts if not isinstance(key, str)), None)
+        if unnamed is not None:
+            raise UserError(
+                f"{name} has the {what} space {space}, with {unnamed!r} as the name of a part: rlrun takes texts as"
+                f" names, such as {str(unnamed)!r}"
+            )
         inside = tuple((key, to_space(part, what, name)) for key, part in parts.items())
         return Nested(spaces=inside, ordered=isinstance(space, spaces.Tuple))
     raise UserError(

@@ -378,10 +378,17 @@ def _tuples(cls: Any) -> bool:
     except Exception:  # the user's own constructor may raise anything; env.family=agents overrules
         return False
     try:
-        spaces = (getattr(made, name, None) for name in ("observation_space", "action_space"))
-        return all(isinstance(space, gymnasium.spaces.Tuple) for space in spaces)
+        return over_agents(made)
     finally:
         made.close()
+
+
+def over_agents(env: gymnasium.Env) -> bool:
+    """Whether observations and actions are tuples over agents. Tuples of unlike lengths are parts of what one agent
+    sees and does."""
+    spaces = [getattr(env, name, None) for name in ("observation_space", "action_space")]
+    tuples = [space for space in spaces if isinstance(space, gymnasium.spaces.Tuple)]
+    return len(tuples) == len(spaces) and len({len(space) for space in tuples}) == 1
 
 
 def numbered(name: str, stream: str, worker: int, count: int) -> tuple[str, range]:

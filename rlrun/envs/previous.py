@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlrun.core.env import Rows, Step, VectorEnv, map_rows
-from rlrun.core.specs import Box, EnvSpec
+from rlrun.core.specs import Box, EnvSpec, executed
 
 REWARD = Box(shape=(1,), dtype="float32", low=(-np.inf,), high=(np.inf,))
 
@@ -26,7 +26,8 @@ def with_previous(spec: EnvSpec, action: bool, reward: bool) -> EnvSpec:
 
 
 class Previous:
-    """Adds the last action and the last raw reward to an environment's rows; both are 0 in an episode's first row."""
+    """Adds the last action, as it was executed, and the last raw reward to an environment's rows; both are 0 in an
+    episode's first row."""
 
     def __init__(self, env: VectorEnv, spec: EnvSpec):
         self.env, self.spec, self.count = env, spec, env.count
@@ -51,7 +52,8 @@ class Previous:
             value = np.asarray(value)
             return np.where(going.reshape(-1, *[1] * (value.ndim - 1)), value, np.zeros_like(value))
 
-        return step._replace(obs=self._with(step.obs, map_rows(action, kept), kept(step.reward)))
+        done = map_rows(executed(self.spec.action, action), kept)
+        return step._replace(obs=self._with(step.obs, done, kept(step.reward)))
 
     def close(self) -> None:
         self.env.close()

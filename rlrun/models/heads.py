@@ -124,8 +124,16 @@ class BoxHead(ActionHead):
     LOG_STD = (-5.0, 2.0)  # bounds of a squashed Gaussian's log standard deviation
 
     def __init__(self, space: Box, inputs: int, linear: Linear, kind: str, log_std: float, free: bool = True):
-        """free: whether a Gaussian's log standard deviation is a parameter and not an output of the net."""
+        """free: whether a Gaussian's log standard deviation is a parameter and not an output of the net.
+
+        Raises UserError for a log_std with which a squashed Gaussian cannot begin."""
         super().__init__()
+        low, high = self.LOG_STD
+        if kind == "squashed_gaussian" and not low <= log_std <= high:
+            raise UserError(
+                f"model.log_std={log_std:g} is where a squashed Gaussian's log standard deviation begins, which stays"
+                f" between {low:g} and {high:g}: choose a number there"
+            )
         self.kind, self.shape = kind, space.shape
         self.free = free and kind == "gaussian"
         self.linear = linear(inputs, space.size if self.free else 2 * space.size, SMALL_GAIN)

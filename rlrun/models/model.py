@@ -262,10 +262,13 @@ class Model:
             )
 
     def filter(self, spec: EnvSpec) -> ObservationFilters | None:
-        """The filters of the observation's Box parts, or None. Raises UserError if there are no such parts, since
-        choices have no scale."""
+        """The filters of the observation's Box parts, or None. The part that describes the actions is not filtered:
+        where it never changes, a filter would make all actions alike. Raises UserError if there are no such parts,
+        since choices have no scale."""
         if self.cfg.observation_filter == "none":
             return None
+        if self.action_embedding is not None:
+            spec, _ = embedding_of(spec, self.action_embedding)
         parts = [(path, part) for path, part in leaves(spec.observation) if isinstance(part, Box)]
         if not parts:
             raise UserError(

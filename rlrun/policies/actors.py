@@ -212,25 +212,27 @@ class DeterministicPolicy(Actor):
 class StochasticActor(Actor):
     """Samples from a distribution: squashed Gaussian or Beta for Box actions, categorical for discrete actions."""
 
-    def __init__(self, spec: EnvSpec, model: Model, cfg: NetConfig, explorer: Explorer):
+    def __init__(self, spec: EnvSpec, model: Model, cfg: NetConfig, explorer: Explorer, improved: bool = True):
+        """improved: whether a critic improves the actions that the actor draws in learning, for which a user's own
+        distribution needs rsample()."""
         out = model.outputs(SquashedDistributionConfig)
 
         def head(inputs: int) -> nn.Module:
             head = action_head(spec.action, inputs, model.linear, out.action_distribution, out.log_std)
             if isinstance(head, OwnHead):
-                self._check(head)
+                self._check(head, improved)
             return temper(head, out.temperature)
 
         super().__init__(spec, model, cfg, explorer, head)
         self.kind = out.action_distribution if isinstance(spec.action, Box) else "categorical"
 
     @staticmethod
-    def _check(head: OwnHead) -> None:
-        """Raises UserError unless the user's own distribution is one that a critic can improve."""
+    def _check(head: OwnHead, improved: bool) -> None:
+        """Raises UserError unless the algorithm can learn with the user's own distribution."""
         name = f"{head.kind.__module__}:{head.kind.__name__}"
         if not isinstance(head.space, Box):
             raise UserError(f"model.action_distribution={name} is for continuous actions here, not for {head.space}")
-        if head.kind.rsample is ActionDistribution.rsample:
+        if improved and head.kind.rsample is ActionDistribution.rsample:
             raise UserError(
                 f"model.action_distribution={name} needs a method rsample(rng, rank, world) for this algorithm, with "
                 "which it draws actions in learning"

@@ -31,11 +31,12 @@ class Outputs(NamedTuple):
 def without_meaning(obs: Batch, name: str | None) -> tuple[Batch, Tensor | None]:
     """Splits off the part `name` of the observation, which describes the actions.
 
-    Returns obs without it, and that part [..., A, E], or None if name is None."""
+    Returns obs without it, and that part [..., A, E] in float32, or None if name is None."""
     if name is None:
         return obs, None
     parts = obs["observation"]
-    return obs.replace(observation=Batch({key: parts[key] for key in parts if key != name})), parts[name]  # type: ignore[index, return-value, union-attr]
+    rest = Batch({key: parts[key] for key in parts if key != name})  # type: ignore[index, union-attr]
+    return obs.replace(observation=rest), parts[name].float()  # type: ignore[index, union-attr]
 
 
 def _of_state(spec: EnvSpec) -> EnvSpec:

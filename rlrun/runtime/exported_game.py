@@ -143,7 +143,7 @@ def rows_of(part: Part, game: Game) -> Game:
 def taken(part: Part, action: Tensors) -> Tensors:
     """The actions of a policy's agents in the form of rows -> as the environment takes them, converted agent by agent
     as Trained.act() does it; or as bounded rows, if its files give these."""
-    spec, rows = part.trained.spec, nested(action).numpy()["action"]
+    spec, rows = part.trained.spec, nested(action, {"action": part.trained.spec.action_row}).numpy()["action"]
     if not part.as_taken or not part.agents:  # without names, all agents have one space
         return flat_actions(spec.action, spec.action.to_env(rows))
     made = []

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from rlrun.algos.multi import spec_of
 from rlrun.algos.self_play import of_main
-from rlrun.core.batch import Batch
+from rlrun.core.batch import Batch, RowSpec
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.games import STATE as GAME_STATE
 from rlrun.core.plugins import is_path
@@ -150,20 +150,14 @@ def flat(values: Batch, prefix: str = "") -> Tensors:
     return made
 
 
-def nested(values: Mapping[str, Tensor]) -> Batch:
-    """The inverse of flat."""
-    tree: dict[str, Any] = {}
-    for path, value in values.items():
-        *groups, last = path.split(".")
-        node = tree
-        for group in groups:
-            node = node.setdefault(group, {})
-        node[last] = value
-
-    def batch(node: dict[str, Any]) -> Batch:
-        return Batch({name: batch(part) if isinstance(part, dict) else part for name, part in node.items()})
-
-    return batch(tree)
+def nested(values: Mapping[str, Tensor], rows: RowSpec, prefix: str = "") -> Batch:
+    """The inverse of flat. rows: the parts by name, because names may hold dots themselves."""
+    return Batch(
+        {
+            name: nested(values, part, f"{prefix}{name}.") if isinstance(part, dict) else values[f"{prefix}{name}"]
+            for name, part in rows.items()
+        }
+    )
 
 
 def to_env(space: Space, action: Tensor | Batch, name: str = "action") -> Tensors:
@@ -191,7 +185,7 @@ def to_env(space: Space, action: Tensor | Batch, name: str = "action") -> Tensor
     elif space.whole:
         action = torch.minimum(low + (share * (high - low + 1.0)).floor(), high)
     else:
-        action = low + share * (high - low)
+        action = (low + share * (high - low)).clamp(low, high)
     return {name: action.to(getattr(torch, space.dtype))}
 
 
@@ -219,13 +213,13 @@ class Exported(nn.Module):
     def __init__(self, trained: Trained):
         super().__init__()
         self.policy, self.action = trained.policy, trained.spec.action
-        self.starts = starts_of(trained.spec.observation)
+        self.starts, self.seen = starts_of(trained.spec.observation), seen_by(trained)
         without_chance(self.policy)
 
     def forward(self, obs: Tensors, is_first: Tensor, state: Tensors) -> tuple[Tensors, Tensors]:
         """Described at the top of this file."""
         rows = {name: value - self.starts[name] if name in self.starts else value for name, value in obs.items()}
-        action, after = self.policy.greedy(nested(rows), is_first, nested(state))
+        action, after = self.policy.greedy(nested(rows, self.seen), is_first, nested(state, self.policy.core_spec()))
         if isinstance(self.action, Box) and len(self.action.shape) == 1:  # rows may be as long as another agent's
             action = action[:, : self.action.shape[0]]
         return to_env(self.action, action), flat(after)
@@ -245,9 +239,7 @@ def without_chance(policy: nn.Module) -> None:
 def example(trained: Trained, rows: int = EXAMPLES) -> tuple[Tensors, Tensor, Tensors]:
     """Returns (obs, is_first, state) with the right shapes, at the beginning of episodes: zeros, the first numbers of
     choices, and all actions legal."""
-    hidden = (GAME_STATE,) if trained.spec.agents is None else (STATE, GAME_STATE)
-    seen = {name: spec for name, spec in trained.spec.obs_rows.items() if name not in hidden}
-    blank = flat(Batch({name: zeros(spec, rows) for name, spec in seen.items()}))
+    blank = flat(zeros(seen_by(trained), rows))
     obs = as_shown(trained.spec.observation, blank)
     if "action_mask" in obs:
         obs["action_mask"] = torch.ones_like(obs["action_mask"])
@@ -255,12 +247,14 @@ def example(trained: Trained, rows: int = EXAMPLES) -> tuple[Tensors, Tensor, Te
     return (
         obs,
         torch.ones(rows, dtype=torch.bool),
-        {name: value for name, value in flat(state).items() if name in core_names(trained)},
+        {name: value for name, value in flat(state).items() if name in trained.policy.core_spec()},
     )
 
 
-def core_names(trained: Trained) -> set[str]:
-    return set(trained.policy.core_spec())
+def seen_by(trained: Trained) -> RowSpec:
+    """The parts of an observation that the files take."""
+    hidden = (GAME_STATE,) if trained.spec.agents is None else (STATE, GAME_STATE)
+    return {name: spec for name, spec in trained.spec.obs_rows.items() if name not in hidden}
 
 
 def zeros(spec: Any, rows: int) -> Any:

@@ -20,6 +20,14 @@ from rlrun.core.plugins import allow, modules_in
 from rlrun.core.policy import Policy
 from rlrun.runtime.rundir import checkpoints_of
 
+# Options that change what weights compute and not their shapes, besides those of _computes().
+FUNCTIONS = {
+    "algo.ranked.enabled",  # values within [-1, 1]
+    *(f"model.{name}" for name in ("temperature", "action_distribution", "mean_scale", "init_std", "action_min_std")),
+    *(f"model.{name}" for name in ("min_std", "max_std", "unimix", "symlog")),
+}
+FUNCTIONS_OF_ANY = {"v_min", "v_max"}  # of algorithms, which may be inside of others
+
 
 def _found(path: Path, otherwise: str) -> tuple[Path, str | None]:
     """The run directory of a path, and the checkpoint that it names, if it names one. Raises UserError(otherwise)."""
@@ -113,13 +121,20 @@ def other_functions(values: dict[str, Any], path: Path, option: str = "init") ->
     all shapes are the same. values: this run's plain config. path: as in begin_with. option: what names the path."""
     run_dir, _ = _found(path, f"{option}={path} is neither a run directory nor one of its checkpoints")
     theirs = flattened(load_yaml(run_dir / "config.yaml"))
-    filters = values["model"].get("observation_filter") != "none"
     for key, value in flattened({group: values[group] for group in ("model", "algo")}).items():
         other = theirs.get(key, value)
-        matters = key.endswith("activation") or (key == "model.observation_clip" and filters)
-        if matters and other != value and "auto" not in (other, value):
+        if other != value and "auto" not in (other, value) and _computes(key, values["model"]):
             return f"{key} is {value}, and {other} in {path}, so the same weights compute something else"
     return None
+
+
+def _computes(key: str, model: dict[str, Any]) -> bool:
+    """Whether an option changes what weights compute and not their shapes. model: this run's options of its model."""
+    if key == "model.observation_clip":
+        return model.get("observation_filter") != "none"
+    if key == "model.log_std":  # a free deviation is a weight itself, and this option only its first value
+        return model["action_distribution"] != "gaussian" or not model.get("free_log_std", False)
+    return key in FUNCTIONS or key.split(".")[-1] in FUNCTIONS_OF_ANY or key.endswith("activation")
 
 
 def variants(one: type[Algorithm], other: type[Algorithm]) -> bool:

@@ -14,7 +14,7 @@ from rlrun.core.env import map_rows
 from rlrun.core.errors import UserError
 from rlrun.core.policy import Mode, Policy
 from rlrun.core.schedule import Clock
-from rlrun.core.specs import Discrete, EnvSpec, MultiBinary, MultiDiscrete
+from rlrun.core.specs import Discrete, EnvSpec, MultiBinary, MultiDiscrete, executed
 from rlrun.datasets.trajectories import Source, Trajectory
 from rlrun.envs.stacked import LastFrames
 from rlrun.samplers.evaluator import to_torch
@@ -104,7 +104,7 @@ def _rows(trajectory: Trajectory, spec: EnvSpec) -> Batch:
         return np.concatenate([np.zeros_like(x[:1]), x[:-1]])
 
     if "prev_action" in spec.obs and "prev_action" not in obs:
-        obs["prev_action"] = map_rows(trajectory.action, before)
+        obs["prev_action"] = map_rows(executed(spec.action, trajectory.action), before)
     if "prev_reward" in spec.obs and "prev_reward" not in obs:
         obs["prev_reward"] = before(reward.astype(np.float32))[:, None]
     log_prob = trajectory.record["log_prob"] if "log_prob" in trajectory.record else np.full(count, np.nan)

@@ -21,7 +21,7 @@ from rlrun.core.plugins import only_installed
 from rlrun.core.policy import Mode, Policy
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
-from rlrun.core.specs import EnvSpec, leaves
+from rlrun.core.specs import Discrete, EnvSpec, MultiBinary, MultiDiscrete, described, executed, leaves
 from rlrun.envs import registry
 from rlrun.envs.agent_rows import action_of, agent_rows, write_agent, write_id
 from rlrun.envs.agents import AgentsSpec
@@ -243,7 +243,8 @@ class Trained:
             nothing = to_torch(
                 {"action": map_rows(self.spec.action.sample(np.random.default_rng(0), count), np.zeros_like)}
             )
-            action: Any = nothing if self._state is None else Batch(action=self._action)
+            done = None if self._state is None else executed(self.spec.action, self._action)
+            action: Any = nothing if done is None else Batch(action=done)
             action = action.map(lambda x: x.masked_fill(fresh.view(-1, *[1] * (x.ndim - 1)), 0))
             obs = obs.replace(prev_action=action["action"])
         if "prev_reward" in self.spec.obs and "prev_reward" not in obs:
@@ -261,7 +262,7 @@ class Trained:
 
 def fitting(spec: EnvSpec, obs: Any) -> int | None:
     """How many observations these are; None: one, without an axis of observations. Raises ValueError where a part is
-    missing, or has another shape, another number of observations or numbers that its dtype cannot hold."""
+    missing, or has another shape, another number of observations or whole numbers that it cannot hold."""
     counts: set[int | None] = set()
     for path, space in leaves(spec.observation):
         shape, whole = space.field.shape, not space.field.dtype.is_floating_point
@@ -280,6 +281,9 @@ def fitting(spec: EnvSpec, obs: Any) -> int | None:
             raise ValueError(f"{what} has the shape {shape}, not {given.shape}")
         if whole and given.dtype.kind == "f" and not np.array_equal(given, np.rint(given)):
             raise ValueError(f"{what} holds whole numbers, and some of those that are given are not")
+        low, high = whole_bounds(space) if whole else (-np.inf, np.inf)
+        if ((given < low) | (given > high)).any():
+            raise ValueError(f"{what} cannot hold {given.min()} to {given.max()}: it is {described(space)}")
         counts.add(None if given.shape == shape else len(given))
     if MASK in spec.obs:
         if not isinstance(obs, Mapping) or MASK not in obs:
@@ -290,6 +294,19 @@ def fitting(spec: EnvSpec, obs: Any) -> int | None:
     if len(counts) > 1:
         raise ValueError(f"the parts of the observations of {spec.name} have different numbers of observations")
     return counts.pop()
+
+
+def whole_bounds(space: Any) -> tuple[Any, Any]:
+    """The lowest and the highest whole number that a space's rows can hold, as the environment counts them; arrays
+    where its numbers differ in that."""
+    if isinstance(space, Discrete):
+        return space.start, space.start + space.n - 1
+    if isinstance(space, MultiDiscrete):
+        low = np.reshape(space.starts, space.shape)
+        return low, low + np.reshape(space.sizes, space.shape) - 1
+    if isinstance(space, MultiBinary) or space.dtype == "bool":
+        return 0, 1
+    return np.iinfo(space.dtype).min, np.iinfo(space.dtype).max
 
 
 def _each(value: Any, function: Callable[[Any], Any]) -> Any:

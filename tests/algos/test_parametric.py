@@ -14,22 +14,23 @@ WHICH = {"dqn": ["algo.head.dueling=false", "algo.learning_starts=30"], "c51": [
          "ppo": ["algo.minibatch_size=10", "algo.sequence_length=5"], "impala": []}  # fmt: skip
 
 
-def observed(columns: int, generator: torch.Generator) -> Batch:
+def observed(columns: int, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Batch:
     return Batch(
         observation=Batch(
-            avail_actions=torch.randn(columns, 10, 2, generator=generator),
+            avail_actions=(9 * torch.randn(columns, 10, 2, generator=generator)).to(dtype),
             cart=torch.randn(columns, 4, generator=generator),
         ),
         action_mask=torch.ones(columns, 10, dtype=torch.int8),
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int16])
 @pytest.mark.parametrize("algo", WHICH)
-def test_an_action_is_what_it_means_and_not_where_it_stands(typed, algo):
+def test_an_action_is_what_it_means_and_not_where_it_stands(typed, algo, dtype):
     made = Wired(typed(f"algo={algo}", *ENV, *SMALL, *WHICH[algo])).algorithm().policy
     for parameter in made.parameters():  # A head's small initial gain would make all values equal.
         torch.nn.init.normal_(parameter, 0.0, 0.5, generator=torch.Generator().manual_seed(parameter.numel()))
-    obs = observed(50, torch.Generator().manual_seed(0))
+    obs = observed(50, torch.Generator().manual_seed(0), dtype)
     order = torch.randperm(10, generator=torch.Generator().manual_seed(1))
     moved = obs.replace(observation=obs.observation.replace(avail_actions=obs.observation.avail_actions[:, order]))
     first = torch.ones(50, dtype=torch.bool)
@@ -39,6 +40,19 @@ def test_an_action_is_what_it_means_and_not_where_it_stands(typed, algo):
             for x in (obs, moved)
         )
     assert torch.equal(order[after], before) and len(before.unique()) > 2
+
+
+@pytest.mark.parametrize("algo", WHICH)
+def test_meanings_that_never_change_are_not_filtered_away(typed, algo):
+    """Their deviation is 0, so that a filter would make all of them 0."""
+    made = Wired(typed(f"algo={algo}", *ENV, *SMALL, *WHICH[algo], "model.observation_filter=mean_std")).algorithm()
+    obs = observed(50, torch.Generator().manual_seed(0)).map(lambda x: x.expand(3, *x.shape).clone())
+    obs.observation.avail_actions[:] = torch.arange(20.0).view(10, 2)
+    rows = Batch(obs=obs, valid=torch.ones(2, 50, dtype=torch.bool))
+    made.absorb_rows([made.policy.moments(rows)])
+    seen = made.policy.seen(obs).observation
+    assert torch.equal(seen.avail_actions, obs.observation.avail_actions)
+    assert not torch.equal(seen.cart, obs.observation.cart)
 
 
 @pytest.mark.parametrize("words, said", [

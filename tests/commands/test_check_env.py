@@ -115,6 +115,7 @@ def test_one_that_hangs_is_ended_and_its_line_is_named(capsys):
 def test_others_of_the_example(capsys):
     assert found("my_rl.broken_envs:Limited", **{"kwargs.nan": True})["reward-finite"][1] == "the reward is nan"
     assert "step 7 after reset(" in found("my_rl.broken_envs:Limited", **{"kwargs.nan": True})["reward-finite"][2]
+    assert "1.0 is too much" in found("my_rl.broken_envs:Timid")["as-in-training"][1]
     left = found("my_rl.broken_envs:Leftover")
     assert list(left) == ["reset-leaves"] and left["reset-leaves"][0] == "error"
     assert "leaves no legal action" in found("my_rl.broken_envs:Masked")["action-mask"][1]
@@ -140,7 +141,7 @@ def test_agents_are_looked_at():
 @pytest.mark.parametrize(
     "name",
     ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "Taxi-v4", "rlrun/EverySpace-v0", "rlrun/Masked-v0",
-     "ParametricActionsCartPole-v0", "TwoStepGame-v0", "TicTacToe-v0", "MultiAgentCartPole-v0"],
+     "ParametricActionsCartPole-v0", "TwoStepGame-v0", "TicTacToe-v0", "MultiAgentCartPole-v0", "zoo:UnlikeTuples"],
 )  # fmt: skip
 def test_no_false_alarm(name):
     made = found(name)
@@ -277,6 +278,7 @@ def space_findings(observation, action) -> dict:
     (BOX, spaces.Box(np.array([1, 0], np.float32), np.array([1, 1], np.float32)), "action-bounds", "has the lowest value 1.0 as its highest at [0]"),
     (spaces.Box(0, 1, (0,)), spaces.Discrete(2), "observation-bounds", "holds no numbers"),
     (spaces.Sequence(BOX), spaces.Discrete(2), "supported-space", "rlrun takes Box, Discrete"),
+    (spaces.Dict({0: BOX, 1: BOX}), spaces.Discrete(2), "supported-space", "with 0 as the name of a part"),
 ])  # fmt: skip
 def test_spaces(observation, action, check, sentence):
     got = space_findings(observation, action)

@@ -20,8 +20,10 @@ from rlrun.datasets.open import open_source
 from rlrun.datasets.options import DataConfig
 from rlrun.datasets.reading import DataNeeds, RowReader, to_go
 from rlrun.datasets.rows import DataRows, WithData
+from rlrun.envs.previous import with_previous
 from rlrun.replay.buffer import Replay
 from rlrun.replay.layout import ReplayConfig
+from rlrun.runtime.recorded_episodes import RecordedEpisodes
 
 PLAIN = {
     "path": "x", "share": None, "buffer": 100_000, "readers": 2, "min_return": None, "max_return": None,
@@ -250,6 +252,22 @@ def test_sequences_with_memory_and_the_last_action(written):
                 assert batch.obs.prev_action[t, column] == given_[number].action[row - 1]
                 assert batch.obs.prev_reward[t, column] == given_[number].reward[row - 1]
     rows.close()
+
+
+def test_the_last_action_of_data_is_the_one_that_was_executed():
+    """Data hold what a Gaussian drew, also beyond the bounds."""
+    bare = dataclasses.replace(VECTOR, action=Box(shape=(2,), dtype="float32", low=(-2.0, 0.0), high=(2.0, 3.0)))
+    spec, source = with_previous(bare, True, False), Listed([episode(n, 9, bare) for n in range(12)], facts(bare))
+    rows = made(source, needs(spec, 4, sequences=True, starts_every=1, obs="all"))
+    batch = rows.sample(50, Clock())
+    rows.close()
+    all_rows = RecordedEpisodes(source, spec).rows
+    for obs, action, first, valid in (
+        (batch.obs.prev_action[1:-1], batch.action[:-1], batch.is_first[1:-1], batch.valid[:-1]),
+        (all_rows.obs.prev_action[1:], all_rows.action[:-1], all_rows.is_first[1:], all_rows.valid[:-1]),
+    ):
+        after = valid & ~first
+        assert (action[after].abs() > 1).any() and torch.equal(obs[after], action[after].clamp(-1, 1))
 
 
 def test_15_sets_are_mixed_by_their_shares():

@@ -1,5 +1,6 @@
 """The last action and reward as inputs of a memory."""
 
+import numpy as np
 import pytest
 import torch
 from conftest import SMALL
@@ -10,6 +11,7 @@ import rlrun
 from rlrun.cli import _dispatch
 from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
+from rlrun.core.specs import Discrete, Nested, executed
 from rlrun.envs import registry
 
 TOLD = ["model=lstm", "model.memory.size=4", "model.memory.prev_action=true", "model.memory.prev_reward=true"]
@@ -36,6 +38,20 @@ def test_rows_hold_the_last_action_and_reward(typed, kind):
         assert firsts > 4
     finally:
         sampler.close()
+
+
+def test_the_last_action_is_the_one_that_was_executed(typed):
+    """A Gaussian draws numbers beyond the bounds, and the environment clips them."""
+    wiring = Wired(typed("algo=ppo", "env=Pendulum-v1", *SMALL, "algo.minibatch_size=10", "algo.sequence_length=5",
+                         "model.log_std=1.0", *TOLD))  # fmt: skip
+    algorithm, sampler = wiring.algorithm(), wiring.sampler(0)
+    sampler.publish(algorithm.policy, Clock())
+    batch = sampler.take(1)[0].batch
+    told, drawn, after = batch.obs.prev_action[1:], batch.action, ~batch.is_first[1:] & batch.valid
+    assert (drawn[after].abs() > 1).any() and torch.equal(told[after], drawn[after].clamp(-1, 1))
+    spec = Nested(spaces=(("x", wiring.spec.action), ("y", Discrete(n=9))), ordered=False)
+    parts = executed(spec, {"x": drawn.numpy(), "y": np.arange(9)})
+    assert np.array_equal(parts["x"], drawn.clamp(-1, 1)) and parts["y"].tolist() == list(range(9))
 
 
 def test_the_memory_hears_them(typed):

@@ -60,6 +60,8 @@ def test_the_deviation_of_a_gaussian_is_a_parameter_or_depends_on_the_observatio
         ([*PPO, "env=rlrun/Masked-v0", LAPLACE], "masks its actions"),
         ([*PPO, "env=CartPole-v1", "model.action_distribution=beta"], "beta is for environments with continuous actions"),
         (["algo=sac", *BOX, "model.action_distribution=my_rl.broken:Unmoved"], r"needs a method rsample"),
+        (["algo=sac", *BOX, "model.log_std=-7"], "log_std=-7 .* stays between -5 and 2"),
+        ([*PPO, *BOX, "model.action_distribution=squashed_gaussian", "model.log_std=3"], "log_std=3 .* stays between"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(typed, words, said):
@@ -73,6 +75,7 @@ def test_what_does_not_fit_is_refused(typed, words, said):
         ("ppo", [LAPLACE, f"model.value_head={LAYERS}", "algo.kl_coef=0.1"]),
         ("impala", [LAPLACE, "model.hidden=[8]", "model.memory.size=4", "model/memory=lstm"]),
         ("sac", [LAPLACE, f"model.q_head={LAYERS}"]),
+        ("implicit_q", ["model.action_distribution=my_rl.broken:Unmoved"]),
         ("td3", [f"model.q_head={LAYERS}"]),
         ("dqn", [f"model.q_head={LAYERS}", "env=rlrun/Identity-v0"]),
         ("c51", [f"model.q_head={LAYERS}", "env=rlrun/Identity-v0"]),

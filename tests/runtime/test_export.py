@@ -8,19 +8,18 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
+from gymnasium.spaces import Dict, Discrete, MultiDiscrete
 from wired import Wired
 from zoo import CountingAgents
 
 import rlrun
 from rlrun.cli import _dispatch
-from rlrun.core import specs
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.policy import Policy
 from rlrun.core.schedule import Clock
 from rlrun.models.noisy import NoisyLinear
 from rlrun.runtime.export import describe, observed, parity, rows_of, write
-from rlrun.runtime.exported_policy import Exported, example, flat, nested, parts_of, program, to_env
+from rlrun.runtime.exported_policy import Exported, example, parts_of, program
 from rlrun.runtime.trained import Trained
 
 CASES = {
@@ -67,44 +66,6 @@ def test_the_exported_program_plays_the_same_game(case, typed):
     trained = made(typed, *CASES[case])
     exported = program(trained).module()
     assert parity(trained, exported, 12) <= 1e-5
-
-
-class HalfBounded(gymnasium.Env):
-    """Some of its numbers have no bound on one side. It shows random numbers, and takes only what lies inside."""
-
-    observation_space = Box(-9, 9, (3,))
-    action_space = Box(np.array([0, -np.inf, -0.1, -np.inf], np.float32), np.array([np.inf, 0, 0.1, np.inf], np.float32))
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        return self.np_random.normal(size=3).astype(np.float32), {}
-
-    def step(self, action):
-        assert self.action_space.contains(action), action
-        return self.np_random.normal(size=3).astype(np.float32), 0.0, False, False, {}
-
-
-gymnasium.register("tests/HalfBounded-v0", HalfBounded)
-
-
-def test_actions_are_clipped_to_the_bounds_that_exist(typed):
-    trained = made(typed, "algo=ppo", "env=tests/HalfBounded-v0")
-    game = observed(trained, 100)
-    actions = torch.cat([action["action"] for _, action in game])
-    assert (actions[:, :2] == 0).any(0).all() and (actions[:, 2].abs() == 0.1).any(), "some must have been clipped"
-    assert parity(trained, program(trained).module(), game=game) <= 1e-5
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "dtype"), [(-1, 1, "int32"), (0, 4, "uint8"), (-7, 12, "int64"), (-0.5, 2.0, "float32")]
-)
-def test_actions_of_every_kind_of_box_are_those_of_the_environment(low, high, dtype):
-    space = specs.Box(shape=(1,), dtype=dtype, low=(low,), high=(high,))
-    grid = torch.linspace(-1.2, 1.2, 2401).unsqueeze(1)
-    exported = to_env(space, grid)["action"]
-    assert exported.dtype == getattr(torch, dtype)
-    live = np.stack([space.to_env(row) for row in grid.numpy()])
-    assert np.allclose(exported.numpy(), live, rtol=0.0, atol=1e-6 if dtype == "float32" else 0.0)
 
 
 class Numbered(gymnasium.Env):
@@ -466,12 +427,3 @@ def test_the_onnx_file_s_names_and_recipe_are_those_that_are_told(case, tmp_path
     got = list(names["actions"].values()) if "actions" in names else taken[0]
     assert got == pytest.approx(own[0] if case != "qmix" else own.reshape(-1), abs=1e-5)
     assert names["state"].keys() == {f"state_{name}" for name in trained.policy.core_spec()}
-
-
-def test_names_of_nested_parts():
-    values = {
-        "observation.camera.left": torch.zeros(1),
-        "observation.speed": torch.ones(1),
-        "action_mask": torch.ones(2),
-    }
-    assert flat(nested(values)) == values

@@ -22,7 +22,8 @@ import rlrun
 from rlrun.api import _guarded, _named, _said, _to_carry
 from rlrun.config import saved
 from rlrun.config.words import words_of
-from rlrun.core.specs import leaves
+from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, leaves
+from rlrun.runtime.trained import fitting
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = {"resources": "debug", "logger": [], "model": {"hidden": (8,)}, "quiet": True}
@@ -98,6 +99,9 @@ def test_what_act_is_given_is_checked_part_by_part(tmp_path):
         if not space.field.dtype.is_floating_point:
             with pytest.raises(ValueError, match="holds whole numbers"):
                 policy.act(changed(obs, path, lambda part: np.asarray(part) + 0.5))
+            for far in (-100, 100):  # these would count from the other end, or be another number
+                with pytest.raises(ValueError, match=f"{re.escape('.'.join(path))} of an observation.* cannot hold"):
+                    policy.act(changed(obs, path, lambda part, far=far: np.asarray(part).astype(np.int64) + far))
         if isinstance(obs, dict):
             with pytest.raises(ValueError, match="is missing"):
                 policy.act({name: part for name, part in obs.items() if name != path[0]})
@@ -112,6 +116,24 @@ def test_what_act_is_given_is_checked_part_by_part(tmp_path):
             rlrun.load(tmp_path / "run", wrong)
     with pytest.raises(rlrun.UserError, match="a run is given by its directory, not by None"):
         rlrun.load(None)
+
+
+@pytest.mark.parametrize("space, good, wrong", [
+    (Box(shape=(2, 2, 1), dtype="uint8", low=(0,), high=(255,)), (0, 255), (-1, 300)),
+    (Box(shape=(2,), dtype="int16", low=(-9,), high=(9,)), (-32768, 32767), (-32769, 32768)),
+    (Box(shape=(2,), dtype="bool", low=(0,), high=(1,)), (0, 1), (-1, 2)),
+    (Discrete(n=3, start=5), (5, 7), (4, 8)),
+    (MultiDiscrete(sizes=(3, 9), starts=(-1, -1), shape=(2,)), (-1, 1), (-2, 2)),
+    (MultiBinary(shape=(2,)), (0, 1), (-1, 2)),
+])  # fmt: skip
+def test_whole_numbers_that_an_observation_cannot_hold_are_refused(space, good, wrong):
+    """They would wrap around, as 300 does to 44 in a uint8."""
+    spec = EnvSpec(name="x", obs={"observation": space}, action=Discrete(n=2))
+    for value in good:
+        assert fitting(spec, np.full(space.field.shape, value)) is None
+    for value in wrong:
+        with pytest.raises(ValueError, match=f"cannot hold {value} to {value}: it is "):
+            fitting(spec, np.full(space.field.shape, value))
 
 
 @pytest.mark.parametrize("options, said", [

@@ -91,6 +91,18 @@ class Limited(Walk):
         return obs, float("nan") if self.nan and self.taken == 7 else reward, self.taken == self.max_steps, False, info
 
 
+class Timid(Walk):
+    """Takes no action at the bounds of its space."""
+
+    def __init__(self):
+        super().__init__()
+        self.action_space = Box(-1, 1, (1,), np.float32)
+
+    def step(self, action):
+        assert abs(action[0]) < 1, f"{action[0]} is too much"
+        return super().step(float(action[0]))
+
+
 class Leftover(Walk):
     """Reset does not put everything back."""
 
