@@ -95,18 +95,27 @@ class Shelf:
         self.owed = 0.0  # rows to be read for those that were drawn
         self.seen: Callable[[Batch], object] = _nothing  # told of every fragment that is written
 
-    def fill(self, moments: Callable[[Batch], Any] | None = None) -> list[Any]:
+    def fill(
+        self, moments: Callable[[Batch], Any] | None = None, stopping: Callable[[], bool] = lambda: False
+    ) -> list[Any] | None:
         """Reads until the ring is full or the set has been read once.
 
         Returns what moments(rows) returned, except None, for the rows [T, 1] of the whole set. If it is larger than
-        memory, it is read once more for that. Raises UserError if no row can be learnt from."""
+        memory, it is read once more for that, which may take long; None if the run is stopping meanwhile. Raises
+        UserError if no row can be learnt from."""
         found: list[Any] = []
         if moments is not None:
             self.seen = lambda rows: found.append(moments(rows))
         self._fill()
         self.seen = _nothing
         if moments is not None and not self.whole and any(one is not None for one in found):
-            found = [moments(rows) for rows in self._all_rows()]
+            if self.rank == 0:
+                print(f"  the observation filter reads all rows of {self.source.name} first", flush=True)
+            found.clear()
+            for rows in self._all_rows():
+                if stopping():
+                    return None
+                found.append(moments(rows))
         return [one for one in found if one is not None]
 
     def _fill(self) -> None:
