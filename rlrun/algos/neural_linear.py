@@ -138,8 +138,8 @@ class NeuralLinear(Algorithm):
 
 
 class PullMemory(nn.Module):
-    """The last pulls. A run that begins with another's weights begins with its pulls too, because the regression is
-    made of them again after every training."""
+    """The last pulls. A run that begins with another's weights begins with its pulls too, as many of the newest as it
+    has room for, because the regression is made of them again after every training."""
 
     def __init__(self, size: int, inputs: int, device: torch.device):
         super().__init__()
@@ -152,6 +152,12 @@ class PullMemory(nn.Module):
         self.taken: Tensor
         self.seen: Tensor
 
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        saved = {name: state_dict[f"{prefix}{name}"] for name in self.state_dict() if f"{prefix}{name}" in state_dict}
+        if saved.keys() == self.state_dict().keys() and len(saved["rewards"]) != len(self.rewards):
+            state_dict.update({f"{prefix}{name}": value for name, value in _resized(saved, len(self.rewards)).items()})
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
     @property
     def filled(self) -> int:
         """The number of pulls that are kept."""
@@ -162,3 +168,15 @@ class PullMemory(nn.Module):
         places = (int(self.seen) + torch.arange(len(y), device=y.device)) % len(self.rewards)
         self.inputs[places], self.rewards[places], self.taken[places] = x, y, arm
         self.seen += len(y)
+
+
+def _resized(saved: dict[str, Tensor], size: int) -> dict[str, Tensor]:
+    """The state of a PullMemory with room for `size` pulls, which holds the newest pulls of another."""
+    seen, room = int(saved["seen"]), len(saved["rewards"])
+    count = min(seen, room, size)
+    newest = (seen - count + torch.arange(count)) % room
+    made = {"seen": torch.tensor(count)}
+    for name in ("inputs", "rewards", "taken"):
+        made[name] = saved[name].new_zeros(size, *saved[name].shape[1:])
+        made[name][:count] = saved[name][newest.to(saved[name].device)]
+    return made

@@ -210,3 +210,6 @@ class FollowingLearner:
         while (said := self.ranks.first(OVER)) == SAVE:
             save_rows(self.kept, self.ranks, None)
         return said == ON
+
+    def stopping(self) -> bool:
+        return self.ranks.first(OVER) == OVER

@@ -43,7 +43,7 @@ from rlrun.core.learners import (
 )
 from rlrun.core.metrics import EpisodeStatistics, finite
 from rlrun.core.ranks import ALONE, Ranks
-from rlrun.core.restarts import Restarts
+from rlrun.core.restarts import Restarts, say
 from rlrun.core.schedule import Clock
 from rlrun.core.signals import Signals
 from rlrun.core.specs import EnvSpec
@@ -77,6 +77,8 @@ class Job(Protocol):
         ...
 
     def tick(self, clock: Clock, update: Update | None) -> bool: ...
+
+    def stopping(self) -> bool: ...
 
     def rescuing(self) -> AbstractContextManager[None]:
         """A context in which a failure saves what was learnt. Runners enter it where they close, at their end, what a
@@ -134,8 +136,8 @@ class Run:
         self.estimates = Estimates(evaluation.every, estimate, signals)
         self.saves = Saves(checkpoint, signals, self.progress, self.evaluations, save_at_end)
         self.logs = Logs(log, env_steps, logger, self.progress, self.timers, from_data)
-        self.health = Health(env_steps, spec, _note, update_rows, plays=not from_data, options=options)
-        self.cuts = CutEpisodes(_note)
+        self.health = Health(env_steps, spec, say, update_rows, plays=not from_data, options=options)
+        self.cuts = CutEpisodes(say)
         self.second_look = SecondLook(judge_env_sec)
         self.hold_learners: Callable[[], Clock] | None = None
         self.breaks: list[Callable[[int], None]] = []
@@ -277,6 +279,10 @@ class Run:
     def tick(self, clock: Clock, update: Update | None) -> bool:
         """Is called between two updates. Returns False if the run is over, and has then saved it."""
         return self.ranks.first(ON if self._tick(clock, update) else OVER) == ON
+
+    def stopping(self) -> bool:
+        """Whether the next tick ends the run, for runners that work for long before it. All learners ask together."""
+        return self.ranks.first(OVER if self.stops.due(self.clock) else ON) == OVER
 
     def _tick(self, clock: Clock, update: Update | None) -> bool:
         self.progress.clock = clock
@@ -489,7 +495,3 @@ class Run:
         for callback in self.callbacks:
             add_to_row(callback, row)
         self.logs.write(row)
-
-
-def _note(text: str) -> None:
-    print(f"  note: {text}", flush=True)

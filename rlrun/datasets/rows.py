@@ -47,10 +47,13 @@ class DataRows:
             for number, (source, share) in enumerate(pairs)
         ]
 
-    def read(self, moments: Callable[[Batch], Any] | None = None) -> list[Any]:
+    def read(
+        self, moments: Callable[[Batch], Any] | None = None, stopping: Callable[[], bool] = lambda: False
+    ) -> list[Any]:
         """Fills the memory. Returns what moments(rows) returned, except None, for the rows [T, 1] of all sets, whether
-        they fit into memory or not."""
-        return [one for shelf in self.shelves for one in shelf.fill(moments)]
+        they fit into memory or not; or nothing if the run is stopping before all of them have been read."""
+        found = [shelf.fill(moments, stopping) for shelf in self.shelves]
+        return [] if None in found else [one for part in found if part is not None for one in part]
 
     @property
     def whole(self) -> bool:

@@ -26,6 +26,7 @@ from rlrun.datasets.reading import DataNeeds, ReadPart, RowReader, check_fits
 from rlrun.datasets.trajectories import Source
 from rlrun.replay.buffer import Replay
 from rlrun.replay.layout import ReplayConfig
+from rlrun.replay.sum_tree import SumTree
 
 
 def held(source: Source) -> str:
@@ -83,6 +84,7 @@ class Shelf:
         )
         self.unit = self.ring.layout.fragment_rows
         self.whole = False  # whether all rows are in memory, so that nothing more is read
+        self.first_pass = 0  # rows that were read to fill the memory, which is the whole set where it fits
         self.kept = self.left_out = 0  # trajectories in the first pass that filters kept and left out
         self.stream = self.reader.parts()
         # Of the parts whose rows are in memory: place and number (ReadPart), and the row at which it begins.
@@ -93,18 +95,27 @@ class Shelf:
         self.owed = 0.0  # rows to be read for those that were drawn
         self.seen: Callable[[Batch], object] = _nothing  # told of every fragment that is written
 
-    def fill(self, moments: Callable[[Batch], Any] | None = None) -> list[Any]:
+    def fill(
+        self, moments: Callable[[Batch], Any] | None = None, stopping: Callable[[], bool] = lambda: False
+    ) -> list[Any] | None:
         """Reads until the ring is full or the set has been read once.
 
         Returns what moments(rows) returned, except None, for the rows [T, 1] of the whole set. If it is larger than
-        memory, it is read once more for that. Raises UserError if no row can be learnt from."""
+        memory, it is read once more for that, which may take long; None if the run is stopping meanwhile. Raises
+        UserError if no row can be learnt from."""
         found: list[Any] = []
         if moments is not None:
             self.seen = lambda rows: found.append(moments(rows))
         self._fill()
         self.seen = _nothing
         if moments is not None and not self.whole and any(one is not None for one in found):
-            found = [moments(rows) for rows in self._all_rows()]
+            if self.rank == 0:
+                print(f"  the observation filter reads all rows of {self.source.name} first", flush=True)
+            found.clear()
+            for rows in self._all_rows():
+                if stopping():
+                    return None
+                found.append(moments(rows))
         return [one for one in found if one is not None]
 
     def _fill(self) -> None:
@@ -112,8 +123,9 @@ class Shelf:
         while not over and self.fed + self.rest_rows < self.ring.length:
             over = self._take_part()
             self._feed()
+        self.first_pass = self.fed + self.rest_rows
         # Only what was not overwritten is there.
-        self.whole = over and self.fed + self.rest_rows < self.ring.length - self.unit
+        self.whole = over and self.first_pass < self.ring.length - self.unit
         if self.whole:
             self._feed(to_the_end=True)
             self.close()
@@ -253,6 +265,7 @@ class Shelf:
         tree = self.ring.draws.tree
         return {
             "held": held(self.source),
+            "length": self.ring.length,
             "fed": self.fed,
             "owed": self.owed,
             "rest_rows": self.rest_rows,
@@ -264,36 +277,58 @@ class Shelf:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Reads the rows again that were in memory, and goes on from there. Raises UserError if there are other rows
-        now."""
+        now.
+
+        The ring of an older checkpoint may have had another length. A set that fits only into today's ring stays in it
+        as a whole."""
         changed = UserError(f"{self.source.name} has changed since the checkpoint was made; start a new run")
         if state.get("held", held(self.source)) != held(self.source):  # older checkpoints do not say it
             raise changed
-        if self.whole:
-            if state["fed"] != self.fed:
-                raise changed
-        else:
-            place, *number, row = state["marks"][0]  # older checkpoints know pieces and no parts
-            begin = -(-row // self.unit) * self.unit
-            self.stream = self.reader.parts(place, *number)
-            self.rest, self.rest_rows, self.marks, self.fed = [], 0, deque(), row
-            while self.fed + self.rest_rows < state["fed"] + state["rest_rows"] or self.rest_rows < begin - row:
-                self._take_part()
-            if self.fed + self.rest_rows != state["fed"] + state["rest_rows"]:
-                raise changed
-            rows = self.rest[0] if len(self.rest) == 1 else _joined(self.rest)
-            self.rest = [{name: _cut(value, begin - row, self.rest_rows) for name, value in rows.items()}]
-            self.rest_rows, self.fed = self.rest_rows - (begin - row), begin
-            self.ring.forget(begin)
-            self._feed_some((state["fed"] - begin) // self.unit)
-            self.owed = state["owed"]
+        was_whole = state["rest_rows"] == 0  # rows always wait to be written where a set is larger than memory
+        if self.whole and was_whole and state["fed"] != self.fed:
+            raise changed
+        # As far as a checkpoint says what its ring had room for, a set that was larger must be so still.
+        if self.whole and not was_whole and self.first_pass < state.get("length", 0) - self.unit:
+            raise changed
+        if not self.whole and not self._read_again(state):
+            raise changed
         if self.rank == 0:
             self.ring.draws.rng.set_state(state["rng"])
         else:
             self.ring.draws.rng = self.seeds.generator("data", self.rank, self.number, self.fed)
         self.ring.draws.largest = state["largest"]
         if self.ring.draws.tree is not None and state["priorities"] is not None:
-            leaves = state["priorities"].numpy()[: len(self.ring.draws.may)]  # older checkpoints had more room
-            self.ring.draws.tree.set(np.arange(len(leaves)), leaves)
+            self._take_priorities(state, self.ring.draws.tree)
+
+    def _read_again(self, state: Mapping[str, Any]) -> bool:
+        """Goes to the place of a saved state in a set that is larger than memory. Returns whether the rows that it
+        tells of are there."""
+        place, *number, row = state["marks"][0]  # older checkpoints know pieces and no parts
+        begin = -(-row // self.unit) * self.unit
+        self.stream = self.reader.parts(place, *number)
+        self.rest, self.rest_rows, self.marks, self.fed = [], 0, deque(), row
+        while self.fed + self.rest_rows < state["fed"] + state["rest_rows"] or self.rest_rows < begin - row:
+            self._take_part()
+        if self.fed + self.rest_rows != state["fed"] + state["rest_rows"]:
+            return False
+        rows = self.rest[0] if len(self.rest) == 1 else _joined(self.rest)
+        self.rest = [{name: _cut(value, begin - row, self.rest_rows) for name, value in rows.items()}]
+        self.rest_rows, self.fed = self.rest_rows - (begin - row), begin
+        self.ring.forget(begin)
+        self._feed_some((state["fed"] - begin) // self.unit)
+        self.owed = state["owed"]
+        return True
+
+    def _take_priorities(self, state: Mapping[str, Any], tree: SumTree) -> None:
+        """Gives every row that was in the saved ring its priority, and the others the largest, as new rows get it."""
+        draws, layout, saved = self.ring.draws, self.ring.layout, state["priorities"].numpy()
+        value = np.full(len(draws.may), draws.largest)
+        if state["fed"] == self.fed:  # otherwise the saved rows are those of another pass over the set
+            length = state.get("length", len(saved) * layout.starts_every)  # older checkpoints do not say it
+            row = np.arange(*draws.window(0), layout.starts_every)
+            row = row[row >= self.fed - length + layout.stack]  # the oldest row that the saved ring drew
+            value[draws.leaf(np.zeros_like(row), row)] = saved[row % length // layout.starts_every]
+        tree.set(np.arange(len(value)), np.where(draws.may, value, 0.0))
 
     def close(self) -> None:
         """Ends the reading, and forgets what was read ahead."""

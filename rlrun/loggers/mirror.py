@@ -40,7 +40,7 @@ from typing import Any, NamedTuple
 from rlrun.core.checkpoint import Checkpoints, write_atomically
 from rlrun.core.open_loop import FOLDER
 from rlrun.core.passwords import masked
-from rlrun.loggers.mlflow import STATUS, Names, flatten, has_moved, keeps_files, open_experiment, store_uri
+from rlrun.loggers.mlflow import STATUS, Names, flatten, has_become, keeps_files, open_experiment, store_uri
 
 MEMORY = "mlflow.json"
 METRICS, PARAMETERS = 1000, 100  # numbers that MLflow takes at a time
@@ -119,7 +119,7 @@ class Mirror:
             return new
         if not isinstance(known, dict):
             return new
-        if has_moved(known.get("uri"), self.uri):
+        if has_become(known.get("uri"), self.uri):
             known["uri"] = new["uri"]
         if known.get("uri") != new["uri"]:
             return new  # the run is logged elsewhere from now on, with all of its rows

@@ -85,10 +85,11 @@ def store_root(saved: str | Path, folder: Path) -> Path:
     return next((one for one in above if (one / "mlflow.db").is_file()), above[0])
 
 
-def has_moved(known: str | None, uri: str) -> bool:
-    """Whether the SQLite file of the first address is gone. It may have become that of the other address."""
-    file = _sqlite_file(known or "")
-    return file is not None and _sqlite_file(uri) is not None and not file.is_file()
+def has_become(known: str | None, uri: str) -> bool:
+    """Whether the SQLite file of the first address may be that of the other now: it is gone, or it is the same file,
+    because earlier versions wrote addresses differently."""
+    file, other = _sqlite_file(known or ""), _sqlite_file(uri)
+    return file is not None and other is not None and (file == other or not file.is_file())
 
 
 def keeps_files(address: str | None) -> bool:
@@ -205,7 +206,7 @@ def add_artifact(run_dir: Path, file: Path, uri: str | None, root: Path) -> None
     if memory.exists() and available():
         known = json.loads(memory.read_text())
         address = uri or store_uri(root)
-        if known["uri"] != masked(address) and not has_moved(known["uri"], address):
+        if known["uri"] != masked(address) and not has_become(known["uri"], address):
             raise UserError(f"{memory} names another store than the run's config")
         client = _client(whole(address) or "")
         kept_in = client.get_experiment(known["experiment_id"]).artifact_location

@@ -48,7 +48,7 @@ def refuse_samplers(asked: Asked) -> None:
     cfg = asked.cfg
     for name, wanted, fitting in (
         ("inference", cfg.inference, ("auto", "serial")),
-        ("num_samplers", cfg.num_samplers, ("auto", 1)),
+        ("num_samplers", cfg.num_samplers, ("auto", 1, cfg.num_learners)),  # earlier versions saved one for each
         ("envs_per_sampler", cfg.envs_per_sampler, ("auto", 1)),
     ):
         if wanted not in fitting:

@@ -82,7 +82,7 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
     data = make.data()
     try:
         # The observation filter of a resumed run stands in its checkpoint.
-        moments = data.read(algorithm.policy.moments if begun.updates == 0 else None)
+        moments = data.read(algorithm.policy.moments if begun.updates == 0 else None, job.stopping)
         algorithm.absorb_rows(moments)
         job.sampler_ready(NoSampler())
         job.keeps("data", data)

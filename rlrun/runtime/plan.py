@@ -191,7 +191,7 @@ class Plan:
     def settings(self) -> dict[str, Any]:
         """Returns the choices of `auto` as options of conf/resources, so that a resumed run uses the same."""
         made = self.resources
-        own = self.needs.every_process_learns or not self.lockstep
+        own = self.needs.every_process_learns or not self.lockstep or self.config.runner.name == "offline"
         return {
             "inference": made.inference,
             "num_learners": made.num_learners,

@@ -163,6 +163,31 @@ def test_a_run_that_begins_with_anothers_weights_keeps_its_pulls(typed, tmp_path
     assert all(torch.equal(made.state_dict()[name], saved[name]) for name in saved)
 
 
+@pytest.mark.parametrize("size", (45, 30, 70))
+def test_a_memory_of_another_size_takes_the_newest_pulls(size, typed):
+    """Whether it is as large, smaller or larger. The other memory has overwritten its oldest pulls."""
+    words = ("neural_linear", "env=rlrun/LinearBandit-v0", "++env.kwargs.length=50")
+    wiring, theirs, sampler = start(typed, *words, "algo.memory=45")
+    data = batches(wiring, sampler, 4)
+    for number, batch in enumerate(data[:3]):
+        theirs.update(batch, Clock(0, number))
+    assert int(theirs.memory.seen) > 45 and int(theirs.memory.seen) % 45
+    _, made, _ = start(typed, *words, f"algo.memory={size}")
+    made.load_state_dict(theirs.state_dict())
+    memory = made.memory
+
+    def check(known: list[Batch], count: int) -> None:
+        pulls = [pulls_of(made.policy, batch, None, raw=True) for batch in known]
+        x, y, arm, valid = (torch.cat([getattr(one, name) for one in pulls]) for name in ("x", "y", "arm", "valid"))
+        newest = torch.cat((x, y[:, None], arm[:, None]), 1)[valid][-count:]
+        held = torch.cat((memory.inputs, memory.rewards[:, None], memory.taken[:, None]), 1)[: memory.filled]
+        assert memory.filled == count and sorted(held.tolist()) == sorted(newest.tolist())
+
+    check(data[:3], min(size, 45))
+    made.update(data[3], Clock(0, 3))
+    check(data, min(size, 45 + int(data[3].valid.sum())))
+
+
 def test_of_arms_that_were_taken_too_rarely_the_rarest_is_first(typed):
     """Also where its number is not the lowest, and another arm's score is as high as rewards can be."""
     wiring, made, sampler = start(typed, "lin_ts", "env=rlrun/LinearBandit-v0", "algo.initial_pulls=3")

@@ -145,6 +145,42 @@ def test_a_resumed_run_draws_the_same_rows(buffer, kind, pieces, written, monkey
             made(other_set, needs(record=record), buffer=buffer, memory=memory).load(state, None)
 
 
+@pytest.mark.parametrize("told", (True, False))
+@pytest.mark.parametrize("buffer", (18_200, 2500))
+def test_a_run_goes_on_in_a_ring_of_another_length(buffer, told):
+    """Earlier versions made a shorter ring, into which a set of as many rows as the buffer did not fit, and did not say
+    how long it was. Each row keeps its priority, and a set that fits now stays in memory as a whole."""
+    given_ = [episode(n, 20 + n % 50) for n in range(400)]
+    source, short = Listed(given_, facts(), each=400), Listed(given_[:350], facts(), each=400)
+    source.most_rows = 10**9
+    memory = {"name": "prioritized", "alpha": 0.6, "beta": 0.4, "priority_epsilon": 1e-6}
+    old = made(source, needs(), buffer=buffer, memory=memory)
+    assert not old.whole
+    for number in range(70):
+        batch = old.sample(500, Clock())
+        old.write(batch.key, priority=batch.reward[0].abs() + number)
+    state, before = old.state(), old.shelves[0].ring.draws
+    if not told:
+        del state["shelves"][0]["length"]
+    source.most_rows = None
+    again = made(source, needs(), buffer=buffer, memory=memory)
+    again.load(state, None)
+    ring = again.shelves[0].ring
+    draws = ring.draws
+    assert again.whole is (buffer == 18_200) and ring.length > old.shelves[0].ring.length
+    ring.check_valid()
+    _, rows = draws.place(np.flatnonzero(draws.may))
+    values = draws.tree.leaves[draws.may]
+    kept = (rows >= before.window(0)[0]) & (not again.whole)  # the others are not those that the old ring had
+    assert kept.sum() == (0 if again.whole else before.count)
+    assert (values[kept] == before.tree.leaves[rows[kept] % before.length]).all()
+    assert (values[~kept] == before.largest).all()
+    again.sample(100, Clock())
+    if told and again.whole:
+        with pytest.raises(UserError, match="has changed since"):
+            made(short, needs(), buffer=buffer, memory=memory).load(state, None)
+
+
 def test_a_piece_is_read_in_parts_of_whole_trajectories(monkeypatch):
     """Filters leave parts empty, a part ends with the trajectory that fills it, and passes follow each other."""
     monkeypatch.setattr("rlrun.datasets.reading.PART_ROWS", 100)

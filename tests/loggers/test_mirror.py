@@ -147,6 +147,21 @@ def test_a_run_that_was_moved_with_its_store_goes_on_there(lost, tmp_path, capsy
     assert "nothing was missing" in capsys.readouterr().out and not old.exists()
 
 
+def test_a_store_whose_address_was_written_differently_is_the_same(tmp_path, capsys):
+    """Earlier versions wrote a "%" of a folder's name as it is."""
+    folder = tmp_path / "100%_done"
+    words = ["algo=pg", "env=CartPole-v1", "resources=debug", "model.hidden=[8]", "algo.fragment_length=5", "algo.batch_size=20"]  # fmt: skip
+    where = ["logger=[mlflow]", "logger.mlflow.wait_sec=120", f"runs_root={folder}", f"run_dir={folder}/one"]
+    assert _dispatch(["train", *words, "env_steps=100", *where]) == 0
+    uri, memory = store_uri(folder), folder / "one" / "mlflow.json"
+    run, known = only_run(uri), json.loads(memory.read_text())
+    memory.write_text(json.dumps({**known, "uri": f"sqlite:///{folder}/mlflow.db"}))
+    assert known["uri"] == uri != f"sqlite:///{folder}/mlflow.db"
+    assert _dispatch(["sync", str(folder / "one")]) == 0
+    assert "nothing was missing" in capsys.readouterr().out
+    assert only_run(uri).info.run_id == run.info.run_id and json.loads(memory.read_text()) == known
+
+
 def test_a_sweep_is_sent_to_another_store_too_with_how_its_jobs_ended(tmp_path):
     folder, first, second = tmp_path / "s", *(f"sqlite:///{tmp_path / name}" for name in ("one.db", "two.db"))
     job = folder / "000-failed"
