@@ -86,7 +86,7 @@ def import_named(module: str, option: str) -> ModuleType:
         return importlib.import_module(module)
     except SystemExit as left:
         raise UserError(
-            f"{option}: importing {module} ends the process (SystemExit: {left.code}); what the module does as a program"
+            f"{option}: importing {module} ends the process (SystemExit: {left.code}); what a module does as a program"
             ' belongs below a line `if __name__ == "__main__":`'
         ) from None
 

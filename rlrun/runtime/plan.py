@@ -32,7 +32,7 @@ from rlrun.machine.asked import Asked
 from rlrun.machine.machine import Machine
 from rlrun.machine.nodes import RayConfig, shares
 from rlrun.machine.resources import Resources
-from rlrun.models.config import ModelConfig
+from rlrun.models.config import ModelConfig, has_own_parts
 from rlrun.models.model import Model, lower_precision
 from rlrun.policies.exploration import check_exploration
 from rlrun.policies.several import SeveralPolicies
@@ -298,6 +298,7 @@ def layout(config: Typed, spec: EnvSpec, needs: Needs, machine: Machine, given: 
                 needs=needs,
                 image=spec.image,
                 make_env=make_env,
+                own_networks=has_own_parts(config.run.model),
                 num_shards=shards_of(config.runner) or 1,
                 for_samplers=next((path for path, kind in only_for(config) if kind == SAMPLERS and path in given), ""),
             ),
