@@ -26,6 +26,7 @@ from rlrun.core.restarts import Restarts, ToldRestarts
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import EnvSpec
 from rlrun.core.watchdog import watched
+from rlrun.dataflow.weights import weight_bytes
 from rlrun.envs import registry
 from rlrun.envs.recorded import RecordedConfig
 from rlrun.machine.asked import Asked
@@ -89,7 +90,7 @@ class Plan:
     columns_per_learner: int  # columns of a learner's part of a train batch
     first_counted: int  # the first environment whose episodes count in statistics
     parameters: int  # number of the policy's parameters
-    weights: int  # number of all that processes which act get of the policy: its parameters and buffers
+    weight_bytes: int  # of all that processes which act get of the policy: its parameters and buffers
     policies: dict[str, tuple[int, ...]]  # the numbers of the agents of each policy; empty if there is one for all
     replay: ReplayPlan | None
     data: DataPlan | None
@@ -272,7 +273,7 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
         columns_per_learner=needs.columns // (resources.num_learners if config.runner.lockstep else 1),
         first_counted=min(resources.num_envs - 1, math.ceil(needs.counted_from * resources.num_envs)),
         parameters=sum(parameter.numel() for parameter in policy.parameters()),
-        weights=sum(tensor.numel() for tensor in (*policy.parameters(), *policy.buffers())),
+        weight_bytes=weight_bytes(policy),
         policies=policy.members if isinstance(policy, SeveralPolicies) else {},
         replay=plan_replay(config, spec, needs, resources, policy, machine),
         data=plan_data(config, spec, needs, policy, resources.num_learners),
