@@ -134,7 +134,8 @@ class MAML(Algorithm):
 
     def outputs_and_action(self, vector: Tensor, rows: dict[str, Any]) -> tuple[Any, Any]:
         """The policy's outputs for one task's rows under parameters [P], and the actions in the form they take."""
-        outputs = with_vector(self.policy, vector, nested(rows["obs"]), rows["is_first"])
+        policy = self.policy
+        outputs = with_vector(policy, vector, nested(rows["obs"]), rows["is_first"], frozen=policy.frozen)
         return outputs, nested(rows["action"]) if isinstance(rows["action"], dict) else rows["action"]
 
     def losses(

@@ -13,32 +13,33 @@ import torch
 from torch import nn
 
 from rlrun.core.schedule import Clock
+from rlrun.dataflow.weights import read_weights, weight_bytes, write_weights
 
 
 class Letter(NamedTuple):
     """What a host is told with every call."""
 
     version: int  # of the weights
-    weights: Any  # float32 [P], or what the engine's put() returned for them
+    weights: Any  # bytes [N] (places()), or what the engine's put() returned for them
     made: tuple[int, int]  # env steps and updates at which the weights were made
     clock: tuple[int, int]  # env steps and updates now
 
 
 class SentWeights:
-    """A WeightStore whose writer and readers are on different machines. Weights travel as float32."""
+    """A WeightStore whose writer and readers are on different machines."""
 
     def __init__(self) -> None:
         self.version = 0
-        self.weights: Any = None  # float32 [P]
+        self.weights: Any = None  # bytes [N]
         self.made = self.clock = (0, 0)
 
-    @torch.no_grad()
     def publish(self, module: nn.Module | None, clock: Clock) -> int:
         """Makes these weights the newest; None repeats the old ones with a new clock. Returns the version."""
         self.clock = (clock.env_steps, clock.updates)
         if module is not None:
-            parts = [*module.parameters(), *module.buffers()]
-            self.weights = torch.cat([part.detach().reshape(-1).to("cpu", torch.float32) for part in parts]).numpy()
+            data = torch.zeros(weight_bytes(module), dtype=torch.uint8)
+            write_weights(module, data)
+            self.weights = data.numpy()
             self.version, self.made = self.version + 1, self.clock
         return self.version
 
@@ -47,15 +48,11 @@ class SentWeights:
         weights = self.weights if letter.weights is None else letter.weights
         self.version, self.weights, self.made, self.clock = letter._replace(weights=weights)
 
-    @torch.no_grad()
     def read(self, module: nn.Module, seen: int) -> tuple[int, Clock, int] | None:
         """Copies weights newer than version `seen` into the module and returns (version, clock, number of updates that
         made the weights), or None if there are none."""
         if self.version == seen:
             return None
-        source, at = torch.from_numpy(np.array(self.weights)), 0  # what has arrived may only be read
-        for part in (*module.parameters(), *module.buffers()):
-            part.copy_(source[at : at + part.numel()].view(part.shape))
-            at += part.numel()
-        assert at == len(source), "both sides make the same policy"
+        assert weight_bytes(module) == len(self.weights), "both sides make the same policy"
+        read_weights(module, torch.from_numpy(np.array(self.weights)))  # what has arrived may only be read
         return self.version, Clock(*self.clock), self.made[1]

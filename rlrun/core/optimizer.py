@@ -110,10 +110,10 @@ def gathered(parameters: Sequence[nn.Parameter]) -> nn.Parameter:
 
 class Optimizer:
     """One of the kinds of OptimizerConfig over some parameters, with a schedule for lr and a bound on the global
-    gradient norm (0: none). cfg.max_grad_value, a bound on every single number of the gradient, is applied first, and
-    cfg.agc, a bound on the norm of each parameter's gradient relative to that parameter's own norm, last. With
-    several learners, a loss is this learner's share of the whole batch's loss, so gradients are summed. A parameter on
-    which the loss does not depend has gradient 0."""
+    gradient norm (0: none). Frozen parameters, which need no gradient, stay what they are. cfg.max_grad_value, a bound
+    on every single number of the gradient, is applied first, and cfg.agc, a bound on the norm of each parameter's
+    gradient relative to that parameter's own norm, last. With several learners, a loss is this learner's share of the
+    whole batch's loss, so gradients are summed. A parameter on which the loss does not depend has gradient 0."""
 
     def __init__(
         self,
@@ -125,8 +125,10 @@ class Optimizer:
         deferred: bool | None = None,
     ):
         """If deferred, apply() reads nothing back from the parameters' device, so that it can be recorded
-        (machine/graphs.py). None means deferred on a GPU only."""
-        self.parameters = list(parameters)
+        (machine/graphs.py). None means deferred on a GPU only. Raises ValueError if all parameters are frozen."""
+        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        if not self.parameters:
+            raise ValueError("all parameters of a network are frozen (requires_grad=False); there is nothing to learn")
         self.lr, self.max_grad_norm, self.ranks = lr, max_grad_norm, ranks
         self.deferred = self.parameters[0].device.type == "cuda" if deferred is None else deferred
         self.skips = torch.zeros((), device=self.parameters[0].device)  # updates skipped in a row

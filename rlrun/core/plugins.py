@@ -71,7 +71,8 @@ def is_path(name: str) -> bool:
 
 
 def import_named(module: str, option: str) -> ModuleType:
-    """Imports a module that an option names. Raises UserError if it may not or cannot be imported."""
+    """Imports a module that an option names. Raises UserError if it may not be imported, or if it would end the
+    process, and what the module itself raises otherwise."""
     if not MODULE.fullmatch(module):
         raise UserError(f"{option}: {module!r} is not the name of a module, such as my_package.module")
     top = module.split(".")[0]
@@ -81,7 +82,13 @@ def import_named(module: str, option: str) -> ModuleType:
             sys.path.append(here)  # last, so that it hides no installed package
     else:
         check_installed(module, option)
-    return importlib.import_module(module)
+    try:
+        return importlib.import_module(module)
+    except SystemExit as left:
+        raise UserError(
+            f"{option}: importing {module} ends the process (SystemExit: {left.code}); what a module does as a program"
+            ' belongs below a line `if __name__ == "__main__":`'
+        ) from None
 
 
 def load_object(name: str, option: str, base: type | tuple[type, ...] | None = None) -> Any:

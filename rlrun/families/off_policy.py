@@ -246,14 +246,14 @@ def recorded_priority(cfg: OffPolicyConfig, rows: Batch) -> Tensor:
 
 
 def weight_decay(net: nn.Module, l2: float) -> Tensor | float:
-    """Returns l2 times half the sum of a network's squared weights []; biases are left out."""
+    """Returns l2 times half the sum of a network's squared weights []; biases and frozen weights are left out."""
     if l2 == 0:
         return 0.0
     weights = [part.weight for part in net.modules() if isinstance(part, nn.Linear | nn.Conv2d | EnsembleLinear)]
     for part in net.modules():
         if isinstance(part, nn.RNNBase):
             weights += [value for name, value in part.named_parameters() if name.startswith("weight")]
-    return l2 * 0.5 * sum(weight.square().sum() for weight in weights)
+    return l2 * 0.5 * sum(weight.square().sum() for weight in weights if weight.requires_grad)
 
 
 def step_metrics(**steps: dict[str, Tensor | float]) -> dict[str, Any]:

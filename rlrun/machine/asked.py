@@ -27,6 +27,7 @@ class Asked:
     image: bool  # whether observations contain an image
     make_env: EnvFactory
     for_samplers: str = ""  # an option that the user set and that is for samplers in processes of their own
+    own_networks: bool = False  # whether a part of the networks is the user's own
     num_shards: int = 1  # processes that hold a replay's rows, each of which needs a producer of fragments
 
     @property

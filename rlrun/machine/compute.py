@@ -125,6 +125,10 @@ def cuda_graphs(asked: Asked, where: torch.device, learners: int) -> Choice:
     """Decides whether GPU work is recorded as CUDA graphs (machine/graphs.py)."""
     if where.type != "cuda" or not asked.cfg.cuda_graphs:
         return Choice(False)
+    if asked.own_networks:
+        return Choice(
+            False, "cuda_graphs=false: a recording leaves out what your own part of the networks does in Python"
+        )
     return Choice(
         True,
         "cuda_graphs=true: " + ("acting is" if learners > 1 else "updates and acting are") + " recorded and replayed",

@@ -224,3 +224,8 @@ def _check_name(option: str, given: str, known: tuple[str, ...]) -> None:
         raise ValueError(
             f"{option} must be {', '.join(known)} or package.module:Name, not {given!r}.{closest(given, known)}"
         )
+
+
+def has_own_parts(model: Any) -> bool:
+    """Tells whether an option of this model names a module or a class of the user's."""
+    return any(isinstance(value, str) and is_path(value) for value in vars(model).values())

@@ -38,6 +38,7 @@ from rlrun.models.encoders import (
     flatten,
 )
 from rlrun.models.heads import ActionHead, EmbeddedHead, QHead, QHeadConfig, action_head, temper
+from rlrun.models.modes import refuse_modes
 from rlrun.models.normalizer import ObservationFilters
 from rlrun.models.recurrent import Memory
 
@@ -163,6 +164,7 @@ def own_encoder(spec: EnvSpec, name: str, options: dict[str, Any]) -> nn.Module:
         features = getattr(made, "features", None)
         if not isinstance(made, nn.Module) or not isinstance(features, int):
             raise wanted
+        refuse_modes(made, f"model.encoder={name}")
         out = made(zeros(space, 2))
     except UserError:
         raise
@@ -316,7 +318,11 @@ class Model:
         kind = load_object(name, f"model.{option}", nn.Module)
         try:
             made = kind(inputs, outputs)
+            if isinstance(made, nn.Module):
+                refuse_modes(made, f"model.{option}={name}")
             out = made(torch.zeros(2, 3, inputs))
+        except UserError:
+            raise
         except Exception as error:  # the user's own code may raise anything
             raise UserError(f"model.{option}={name} cannot be used: {told(error, __file__)}") from None
         if not isinstance(made, nn.Module) or not isinstance(out, Tensor) or out.shape != (2, 3, outputs):

@@ -13,7 +13,7 @@ from rlrun.core.errors import UserError
 from rlrun.core.specs import EnvSpec
 from rlrun.models.heads import AutoregressiveHead
 from rlrun.models.model import Model
-from rlrun.models.per_column import plain, size_of, vector_of, with_vector
+from rlrun.models.per_column import frozen_in, plain, size_of, vector_of, with_vector
 from rlrun.ops.distributions import Distribution
 from rlrun.policies.distribution import DistributionPolicy, Outputs
 from rlrun.policies.exploration import Explorer
@@ -42,20 +42,21 @@ class AdaptedPolicy(DistributionPolicy):
                 " one after the other, and tasks together"
             )
         self.tasks, self.envs_per_task = tasks, envs_per_task
+        self.frozen = frozen_in(self)
         # [tasks, P], published to samplers with the policy
-        self.register_buffer("adapted", vector_of(self).detach().repeat(tasks, 1), persistent=saved)
+        self.register_buffer("adapted", vector_of(self, self.frozen).detach().repeat(tasks, 1), persistent=saved)
 
     def weights_taken(self) -> None:
-        self.adapted.copy_(vector_of(self).detach())
+        self.adapted.copy_(vector_of(self, self.frozen).detach())
 
     @property
     def size(self) -> int:
         """The number of parameters P."""
-        return size_of(self)
+        return size_of(self, self.frozen)
 
     def vector(self) -> Tensor:
         """A copy of the policy's own parameters [P], which is differentiable if gradients are on."""
-        return vector_of(self)
+        return vector_of(self, self.frozen)
 
     def initial_state(self, columns: int, place: Tensor | None = None) -> Batch:
         state = super().initial_state(columns, place)
@@ -84,7 +85,7 @@ class AdaptedPolicy(DistributionPolicy):
         kinds: list[Distribution] = []
 
         def one(vector: Tensor, rows: dict[str, Any], first: Tensor) -> tuple[dict[str, Any], Tensor]:
-            outputs: Outputs = with_vector(self, vector, nested(rows), first)
+            outputs: Outputs = with_vector(self, vector, nested(rows), first, frozen=self.frozen)
             kinds.append(outputs.dist)
             return plain(outputs.dist.record()), outputs.value
 

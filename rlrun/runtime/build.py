@@ -33,7 +33,6 @@ from rlrun.core.errors import UserError
 from rlrun.core.evaluation import make_evaluation
 from rlrun.core.evolution import NoiseTable, check_noise
 from rlrun.core.learners import FollowingLearner
-from rlrun.core.plugins import is_path
 from rlrun.core.policy import Policy
 from rlrun.core.ranks import ALONE, Ranks
 from rlrun.core.run import Job, Run
@@ -52,6 +51,7 @@ from rlrun.machine.products import Products
 from rlrun.machine.resources import Resources
 from rlrun.machine.tapes import Tapes
 from rlrun.machine.threads import HelperThread, TunedThreads
+from rlrun.models.config import has_own_parts
 from rlrun.models.encoders import ImageEncoder
 from rlrun.models.model import Model
 from rlrun.replay.buffer import Replay
@@ -120,17 +120,25 @@ class LearnerParts:
         """Whether repeated GPU work is recorded as CUDA graphs."""
         return self.device.type == "cuda" and self.resources.cuda_graphs
 
+    @property
+    def own_networks(self) -> bool:
+        """Whether a part of the networks is the user's own. Such a part is never recorded, because it may do on the way
+        what no recording shows: count its calls, or read a number back and choose by it."""
+        return has_own_parts(self.config.run.model)
+
     def make_recorder(self, first: bool = False) -> GraphRecorder | None:
-        """Returns a new recorder of GPU work. Each thread has its own.
+        """Returns a new recorder of GPU work, or None if none is recorded. Each thread has its own.
 
         first: this recorder belongs to the acting thread, whose work goes before the learner's."""
+        if self.own_networks:
+            return None
         return self.recorder or (CudaGraphs(self.device, first) if self.records else None)
 
     def learning_recorder(self, policy: Policy) -> GraphRecorder | None:
-        """Returns a new recorder of updates. On a CPU, images and memory gain nothing from it, and code that is the
-        user's may do on the way what no tape shows."""
-        kind, model = self.config.algorithm, vars(self.config.run.model).values()
-        ours = kind.__module__.startswith("rlrun.") and not any(isinstance(x, str) and is_path(x) for x in model)
+        """Returns a new recorder of updates. On a CPU, images and memory gain nothing from it. An algorithm of the
+        user's is recorded on a GPU alone, where @recorded asks for it."""
+        kind = self.config.algorithm
+        ours = kind.__module__.startswith("rlrun.") and not self.own_networks
         small = not any(isinstance(part, ImageEncoder) or hasattr(part, "fixed_kernels") for part in policy.modules())
         if self.resources.tapes and ours and small and not kind.side_by_side:
             return self.recorder or Tapes()

@@ -26,13 +26,14 @@ from rlrun.core.restarts import Restarts, ToldRestarts
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import EnvSpec
 from rlrun.core.watchdog import watched
+from rlrun.dataflow.weights import weight_bytes
 from rlrun.envs import registry
 from rlrun.envs.recorded import RecordedConfig
 from rlrun.machine.asked import Asked
 from rlrun.machine.machine import Machine
 from rlrun.machine.nodes import RayConfig, shares
 from rlrun.machine.resources import Resources
-from rlrun.models.config import ModelConfig
+from rlrun.models.config import ModelConfig, has_own_parts
 from rlrun.models.model import Model, lower_precision
 from rlrun.policies.exploration import check_exploration
 from rlrun.policies.several import SeveralPolicies
@@ -89,7 +90,7 @@ class Plan:
     columns_per_learner: int  # columns of a learner's part of a train batch
     first_counted: int  # the first environment whose episodes count in statistics
     parameters: int  # number of the policy's parameters
-    weights: int  # number of all that processes which act get of the policy: its parameters and buffers
+    weight_bytes: int  # of all that processes which act get of the policy: its parameters and buffers
     policies: dict[str, tuple[int, ...]]  # the numbers of the agents of each policy; empty if there is one for all
     replay: ReplayPlan | None
     data: DataPlan | None
@@ -272,7 +273,7 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
         columns_per_learner=needs.columns // (resources.num_learners if config.runner.lockstep else 1),
         first_counted=min(resources.num_envs - 1, math.ceil(needs.counted_from * resources.num_envs)),
         parameters=sum(parameter.numel() for parameter in policy.parameters()),
-        weights=sum(tensor.numel() for tensor in (*policy.parameters(), *policy.buffers())),
+        weight_bytes=weight_bytes(policy),
         policies=policy.members if isinstance(policy, SeveralPolicies) else {},
         replay=plan_replay(config, spec, needs, resources, policy, machine),
         data=plan_data(config, spec, needs, policy, resources.num_learners),
@@ -298,6 +299,7 @@ def layout(config: Typed, spec: EnvSpec, needs: Needs, machine: Machine, given: 
                 needs=needs,
                 image=spec.image,
                 make_env=make_env,
+                own_networks=has_own_parts(config.run.model),
                 num_shards=shards_of(config.runner) or 1,
                 for_samplers=next((path for path, kind in only_for(config) if kind == SAMPLERS and path in given), ""),
             ),

@@ -34,7 +34,7 @@ def shared_parts(plan: Plan, learner: int = 0) -> dict[str, int]:
     (shared_bytes). Simulated nodes are on this machine."""
     made, needs = plan.resources, plan.needs
     parts: dict[str, int] = {}
-    weights = NUMBER * plan.weights
+    weights = plan.weight_bytes
     sharded = plan.replay is not None and plan.replay.shards is not None
     if made.inference != "serial":
         learners = _learners_here(plan)
@@ -60,7 +60,7 @@ def shared_parts(plan: Plan, learner: int = 0) -> dict[str, int]:
 
 def host_parts(plan: Plan, workers: int) -> dict[str, int]:
     """Returns what one machine of a cluster keeps in shared memory for so many samplers or players, in bytes."""
-    weights = {"weights": SIDES * NUMBER * plan.weights}
+    weights = {"weights": SIDES * plan.weight_bytes}
     if plan.needs.population is not None:
         return weights | {"the noise table": NUMBER * plan.needs.population.noise_size}
     slots = workers * plan.resources.groups * plan.fragments_per_producer

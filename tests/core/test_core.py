@@ -318,6 +318,17 @@ def test_an_optimizer_s_state_is_by_parameter_and_another_one_s_is_refused():
         adam([first])
 
 
+def test_frozen_parameters_are_left_alone_and_are_no_part_of_the_state():
+    frozen, free = (torch.nn.Parameter(torch.ones(3), requires_grad=grad) for grad in (False, True))
+    cfg = optimizer_config(kind="adamw", weight_decay=0.5)
+    optimizer = Optimizer([frozen, free], cfg, Schedule.parse(0.1), 0.0)
+    optimizer.step((frozen * free).sum(), Clock())
+    assert torch.equal(frozen, torch.ones(3)) and not torch.equal(free, torch.ones(3))
+    assert list(optimizer.state_dict()["inner"]["state"]) == [0]
+    with pytest.raises(ValueError, match="there is nothing to learn"):
+        adam([frozen])
+
+
 def of(kind, momentum=0.0, parameter=None):
     cfg = optimizer_config(kind=kind, momentum=momentum)
     return Optimizer(

@@ -183,6 +183,22 @@ def test_numbers_that_a_callback_puts_into_rows_are_logged_whatever_library_made
     assert "my_rl.broken:Listing put [1, 2] into a row as mine/list, and not a number" in reason
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["algo=ppo", "env=my_program:Corridor"],
+        ["algo=ppo", "env=my_program:Corridor-v0"],
+        ["algo=ppo", "env=CartPole-v1", "model.encoder=my_program:Positions"],
+        ["algo=ppo", "env=CartPole-v1", "callbacks=[my_program:Best]"],
+    ],
+)
+def test_a_module_that_ends_the_process_gets_a_sentence(words, tmp_path, monkeypatch):
+    (tmp_path / "my_program.py").write_text("import sys\n\nsys.exit(0)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=r"importing my_program ends the process \(SystemExit: 0\).*__main__"):
+        _dispatch(["train", *words, f"run_dir={tmp_path / 'run'}"])
+
+
 @pytest.mark.parametrize("words, said", [
     ([], "--from-run is not a run directory"),
     (["nowhere"], "nowhere is not a run directory"),

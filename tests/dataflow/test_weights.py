@@ -3,8 +3,10 @@
 import threading
 import time
 
+import pytest
 import torch
 
+from rlrun.cluster.weights import SentWeights
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.weights import WeightBus
 
@@ -42,6 +44,30 @@ def test_a_reader_in_bfloat16_gets_converted_weights():
     assert reader.a.weight.dtype == torch.bfloat16 and torch.allclose(
         reader.a.weight.float(), torch.tensor(0.1), atol=1e-3
     )
+
+
+class Counted(Net):
+    """Has buffers that float32 cannot hold, behind one whose size is odd."""
+
+    def __init__(self):
+        super().__init__()
+        self.on = torch.nn.Buffer(torch.zeros(5, dtype=torch.bool))
+        self.seen = torch.nn.Buffer(torch.zeros((), dtype=torch.int64))
+        self.sum = torch.nn.Buffer(torch.zeros(2, dtype=torch.float64))
+        self.none = torch.nn.Buffer(torch.zeros(0))
+
+
+@pytest.mark.parametrize("make", [WeightBus, lambda module: SentWeights()])
+def test_buffers_keep_numbers_that_float32_cannot_hold(make):
+    wrote, read = Counted().fill(3.0), Counted()
+    wrote.on[::2], wrote.sum[1] = True, 1 / 3
+    wrote.seen.fill_(2**53 + 1)
+    store = make(read)
+    store.publish(wrote, Clock())
+    store.read(read, 0)
+    state = read.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in wrote.state_dict().items())
+    assert int(read.seen) == 2**53 + 1 and read.on.tolist() == [True, False, True, False, True]
 
 
 def test_no_reader_ever_sees_half_of_one_version():

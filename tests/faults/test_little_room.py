@@ -37,8 +37,8 @@ def test_shared_memory_is_counted_as_samplers_take_it():
     sampler, evaluating = wiring.sampler(0), WeightBus(wiring.plan.evaluation().make_policy())
     assert any(True for _ in wiring.algorithm().policy.buffers())
     try:
-        made = {"fragments": sampler.slots.memory.numel(), "weights": sampler.bus.data.numel() * 4,
-                "weights for evaluation": evaluating.data.numel() * 4}  # fmt: skip
+        made = {"fragments": sampler.slots.memory.numel(), "weights": sampler.bus.data.nbytes,
+                "weights for evaluation": evaluating.data.nbytes}  # fmt: skip
         assert shared_parts(wiring.plan) == made
         needed = sum(made.values()) + REST
         check_shared(wiring.plan, needed)

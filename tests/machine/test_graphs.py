@@ -13,7 +13,9 @@ from rlrun.core.errors import RunFailed
 from rlrun.core.optimizer import MAX_SKIPPED, Optimizer
 from rlrun.core.schedule import Clock, GraphClock, Schedule
 from rlrun.machine.graphs import MOST_SHAPES, RECORDING, WARM_UP, Recorded, map_tensors
+from rlrun.machine.machine import Machine
 from rlrun.machine.tapes import Tapes as CpuTapes
+from rlrun.runtime.plan import plan
 
 ADAM = optimizer_config()
 FALLING = Schedule(((0.0, 1.0), (100.0, 0.0)))
@@ -326,3 +328,39 @@ def test_a_deferred_optimiser_ends_the_run_when_asked():
     with pytest.raises(RunFailed, match="non-finite"):
         optimizer.check()
     assert torch.equal(parameter.detach(), torch.ones(2))
+
+
+class Counts(torch.nn.Module):
+    """An encoder that counts its calls in updates, and chooses by a number that it computed."""
+
+    calls = 0
+
+    def __init__(self, space):
+        super().__init__()
+        self.features, self.layer = 8, torch.nn.Linear(space.shape[0], 8)
+
+    def forward(self, x):
+        Counts.calls += torch.is_grad_enabled()
+        out = self.layer(x)
+        return out / 2 if out.abs().max() > 10 else out
+
+
+@pytest.mark.parametrize("algo, words", [("impala", ON_POLICY), ("dqn", REPLAY)])
+def test_the_users_networks_are_not_recorded(typed, algo, words):
+    """With the tests' stand-in for CUDA graphs in place of those of a GPU."""
+    words = [f"algo={algo}", "resources=debug", "logger=[]", *words, f"model.encoder={__name__}:Counts"]
+    wired = Wired(typed(*words), recorder=Tapes())
+    made, rows = wired.algorithm(), batches(wired)
+    assert wired.make_recorder(first=True) is None and isinstance(wired.recorder, Tapes)
+    before = Counts.calls
+    for batch, clock in zip(rows, clocks(), strict=True):
+        made.update(batch, clock)
+    assert Counts.calls - before >= len(rows) > WARM_UP
+
+
+def test_the_plan_says_that_the_users_networks_are_not_recorded(typed):
+    words = ["algo=impala", "env=CartPole-v1", "logger=[]", "resources.device=cuda"]
+    gpu = Machine(cores=4, env_step_sec=lambda make_env, count: 1e-4, gpus=("H200",), gpu_memory=(2**36,))
+    ours, own = (plan(typed(*words, *more), gpu).resources for more in ([], [f"model.encoder={__name__}:Counts"]))
+    assert ours.cuda_graphs and not own.cuda_graphs
+    assert any(why.startswith("cuda_graphs=false: a recording leaves out") for why in own.why)

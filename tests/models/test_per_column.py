@@ -50,3 +50,18 @@ def test_the_net_s_own_parameters_are_one_vector_that_learns():
     per_column.vector().square().sum().backward()
     assert per_column.size == 3 * 4 + 4 + 5 * 2 + 2 == len(per_column.vector())
     assert torch.equal(net.head.weight.grad, 2 * net.head.weight)
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_frozen_parameters_are_the_net_s_own_for_every_column(at_once):
+    net = Net()
+    net.hidden.requires_grad_(False)
+    per_column = PerColumn(net, at_once)
+    net.requires_grad_(False)  # as in a copy that only acts
+    assert per_column.size == 5 * 2 + 2 == len(per_column.vector())
+    obs, is_first = Batch(observation=Batch(numbers=torch.randn(6, 3))), torch.zeros(6, dtype=torch.bool)
+    vectors = torch.randn(6, per_column.size)
+    hidden = torch.tanh(net.hidden(obs.observation.numbers))
+    wanted = (vectors[:, :10].view(6, 2, 5)[:, :, :4] @ hidden.unsqueeze(-1)).squeeze(-1) + vectors[:, 10:]
+    torch.testing.assert_close(per_column.outputs(vectors, obs, is_first), wanted)
+    torch.testing.assert_close(per_column.disturbed(vectors - per_column.vector(), obs, is_first), wanted)
