@@ -40,6 +40,9 @@ GROUPS = (
     "dynamics_model",
 )
 
+# Ends the reason of an option whose grid is in the printed `rlrun sweep`
+SWEPT = "the file's head has the sweep"
+
 
 class Line(NamedTuple):
     """The fate of one of RLlib's options."""
