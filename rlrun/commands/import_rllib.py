@@ -219,8 +219,8 @@ def starts(folder: Path, one: Imported, trusted: bool) -> None:
     from rlrun.config.run import type_config
     from rlrun.config.saved import set_by_user
     from rlrun.config.types import plain
+    from rlrun.config.words import exact
     from rlrun.machine.machine import measured
-    from rlrun.rllib.yaml_files import flow
     from rlrun.runtime.plan import make_spec, plan
     from rlrun.runtime.unused import refuse_unused
 
@@ -239,7 +239,7 @@ def starts(folder: Path, one: Imported, trusted: bool) -> None:
 
     try:
         trust = ["--trust"] if trusted else []
-        asked = [f"{option}={flow(value)}" for option, value in {**one.asked, **one.places}.items()]
+        asked = [f"{option}={exact(value)}" for option, value in {**one.asked, **one.places}.items()]
         compose(["--config-dir", str(folder.resolve()), f"tuned={one.algo}/{one.name}", *asked, *trust], job)
     except UserError as error:
         raise UserError(f"{folder}/tuned/{one.algo}/{one.name}.yaml would not start: {error}") from None

@@ -14,6 +14,7 @@ from rlrun.experiments.jobs import quoted
 CHOSEN = ("algo", "env", "runner", "replay", "model", "resources")
 SCHEDULE = {"start", "end", "steps"}
 _PLAIN = re.compile(r"[A-Za-z_./@:+-][A-Za-z0-9_./@:+-]*")  # texts that need no quotes
+_UNQUOTED = re.compile(r"[A-Za-z0-9_./@:+-]+")  # texts that Hydra reads as texts if they are no numbers nor _WORDS
 _NUMBER = re.compile(r"\d[\d_]*(\.\d+)?[kKMGB]?")  # 200k, which an option may read as a number
 _WORDS = ("true", "false", "null", "yes", "no", "on", "off", "nan", "inf", "-inf", "+inf")  # Hydra reads them as values
 
@@ -78,3 +79,28 @@ def word(key: str, value: Any) -> str:
         f"{key} cannot be {value!r}: options are numbers, texts, true or false, None, lists and dictionaries; name your"
         " own code as package.module:Name"
     )
+
+
+def exact(value: Any) -> str:
+    """The right side of a word, or one of several values of a sweep's word, that Hydra reads as this very value.
+
+    `word` leaves it to the option what a text such as 200k or 5e-4 is; here a text stays a text."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(exact, value))}]"
+    if isinstance(value, Mapping):  # Hydra takes no quotes around a key
+        pairs = ((re.sub(r"[\\()\[\]{}:=,\s]", r"\\\g<0>", str(name)), exact(one)) for name, one in value.items())
+        return "{" + ", ".join(map(":".join, pairs)) + "}"
+    if value is None or isinstance(value, bool | int | float):
+        return word("", value)
+    text = str(value)
+    plain = _UNQUOTED.fullmatch(text) and text.lower() not in _WORDS and not looks_like_number(text)
+    return text if plain else quoted(text)
+
+
+def looks_like_number(text: str) -> bool:
+    """Tells whether YAML, OmegaConf or Hydra could read a text without quotes as a decimal number."""
+    try:
+        float(text.replace("_", ""))
+    except ValueError:
+        return False
+    return True

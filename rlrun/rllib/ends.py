@@ -31,12 +31,12 @@ class Mark(NamedTuple):
 def ends(it: Translation) -> None:
     """Sets what ends the run, and what it is to reach.
 
-    A file's `stop` ends it at the first of its marks, and pass_criteria say only what is expected. Where there is no
-    `stop`, they end the run, because nothing else would."""
+    A file's `stop` ends it at the first of its marks, and pass_criteria say only what is expected. Where no mark of
+    `stop` has a counterpart, they end the run, because nothing else would."""
     stops = {key: _mark(it, key, value) for key, value in it.stop.items()}
     passes = {key: _mark(it, key, value) for key, value in it.passes.items()}
-    ruling = _first_of_each(stops or passes)
-    wanted = _first_of_each(passes)
+    stopped, wanted = _first_of_each(stops), _first_of_each(passes)
+    ruling = stopped or wanted
     steps = ruling.get("env_steps", wanted.get("env_steps"))
     reached = wanted.get(RETURN, ruling.get(RETURN))
     expected: dict[str, Any] | None = None
@@ -45,7 +45,7 @@ def ends(it: Translation) -> None:
         expected["source"] = f"RLlib {it.source}"
     _list(it, "stop", stops, ruling, {})
     filled = {} if expected is None else {RETURN: reached, "env_steps": steps}
-    _list(it, "pass_criteria", passes, {} if stops else ruling, filled, flow(expected))
+    _list(it, "pass_criteria", passes, {} if stopped else ruling, filled, flow(expected))
     for option in (RETURN, WALL):
         if option in ruling:
             it.made.values[option] = ruling[option]
@@ -121,7 +121,7 @@ def _evaluated(it: Translation) -> str:
     """Has the run evaluated, because the file looks at evaluations, and returns why they do not end it."""
     if "eval.every" not in it.made.values:
         it.set("eval.every", LOOK_EVERY, why="the file looks at evaluations")
-    shows = f"{RETURN} looks at training games, so that the run goes on to its env_steps"
+    shows = f"{RETURN} looks at training games, so that evaluations do not end the run"
     shows = shows.replace(f"{RETURN} looks at training games", "training plays no games") if it.offline else shows
     return f"eval.every={it.made.values['eval.every']} shows it; {shows}"
 

@@ -57,6 +57,7 @@ from rlrun.rllib.translation import (
 from rlrun.rllib.vain import leave_out
 from rlrun.rllib.yaml_files import (
     NESTED,
+    SWEPT,
     Imported,
     Line,
     around,
@@ -261,7 +262,7 @@ class Experiment(Translation):
             target = f"env.kwargs.{key.removeprefix('env_config.').removeprefix('config.')}"
             became, why = f"env.kwargs={flow(self.made.values.get('env.kwargs'))}", self.first_of(key)
             if target in self.made.grid:
-                why = f"the first of {len(self.grids[key])}; the file's head has the sweep"
+                why = f"the first of {len(self.grids[key])}; {SWEPT}"
                 self.made.lines.append(Line(key, self._grid_or(key, None), "mapped", became, why))
             else:
                 self.made.lines.append(Line(key, self._grid_or(key, None), "not mapped", "", why))

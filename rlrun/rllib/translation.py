@@ -16,6 +16,7 @@ from rlrun.rllib.option_map import option_map
 from rlrun.rllib.team import Team, merged
 from rlrun.rllib.yaml_files import (
     GROUPS,
+    SWEPT,
     Era,
     How,
     Imported,
@@ -396,7 +397,7 @@ class Translation:
         if wrong:
             return self.set(target, wrong[0], key, *others)
         self.made.grid[target] = values
-        first = f"the first of {len(values)}; the file's head has the sweep"
+        first = f"the first of {len(values)}; {SWEPT}"
         return self.set(target, values[0], key, *others, why=f"{first}; {why}" if why else first)
 
     def place(self, target: str, value: Any, key: str) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 import yaml
 
 from rlrun.config.paths import package
+from rlrun.config.words import exact, looks_like_number
 from rlrun.core.errors import UserError
 from rlrun.envs.names import resolve
 
@@ -39,6 +40,9 @@ GROUPS = (
     "ranked_rewards",
     "dynamics_model",
 )
+
+# Ends the reason of an option whose grid is in the printed `rlrun sweep`
+SWEPT = "the file's head has the sweep"
 
 
 class Line(NamedTuple):
@@ -95,24 +99,37 @@ class Imported:
         if self.grid:
             said.append(f"# Its grid: rlrun sweep tuned=... {' '.join(self.sweep())}")
         chosen_files = yaml.safe_dump({"defaults": defaults}, sort_keys=False, default_flow_style=False)
-        body = yaml.safe_dump(nested, sort_keys=False, default_flow_style=None, width=140)
+        body = yaml.dump(nested, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=140)
         comments = [" ".join(line.split()) for line in said]  # no text of the file may begin a line of its own
         return "\n".join(["# @package _global_", *comments, chosen_files, body])
 
     def place_words(self) -> list[str]:
         """Returns the words of a command line that name files and folders, quoted for a shell."""
-        return [shlex.quote(f"{key}={flow(value)}") for key, value in self.places.items()]
+        return [shlex.quote(f"{key}={exact(value)}") for key, value in self.places.items()]
 
     def sweep(self) -> list[str]:
         """Returns the words of `rlrun sweep` for the file's grid, quoted for a shell."""
-        return [shlex.quote(f"{key}={','.join(map(flow, values))}") for key, values in self.grid.items()]
+        return [shlex.quote(f"{key}={','.join(map(exact, values))}") for key, values in self.grid.items()]
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes texts such as 5e-4 too, which OmegaConf reads as numbers and PyYAML does not."""
+
+
+def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+    style = "'" if looks_like_number(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style)
+
+
+_Dumper.add_representer(str, _text)
 
 
 def flow(value: Any) -> str:
-    """Formats a value for a command line, on one line."""
-    text = yaml.safe_dump(value, default_flow_style=True, width=10**6).removesuffix("\n").removesuffix("\n...")
+    """Formats a value as YAML on one line."""
+    text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10**6)
+    text = text.removesuffix("\n").removesuffix("\n...")
     if "\n" in text:  # double quotes keep line breaks as escapes
-        text = yaml.safe_dump(value, default_flow_style=True, default_style='"', width=10**6).strip()
+        text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, default_style='"', width=10**6).strip()
     return text.replace(": ", ":")
 
 

@@ -460,6 +460,8 @@ def test_stops():
          (200, 100, None), (150, 100), ["mapped", "dropped"]),
         ({"time_total_s": 60}, {"episode_reward_mean": 150, "timesteps_total": 1000}, (None, 10_000_000, 60), (150, 1000), ["mapped", "mapped"]),
         ({}, {"episode_reward_mean": 150, "timesteps_total": 1000}, (150, 1000, None), (150, 1000), ["mapped", "mapped"]),
+        ({"evaluation/episode_reward_mean": 100}, {"episode_reward_mean": 150, "timesteps_total": 1000}, (150, 1000, None), (150, 1000),
+         ["mapped", "mapped"]),
         ({"episode_reward_mean": 200, "env_runners/episode_return_mean": 180, "timesteps_total": 100}, {}, (180, 100, None), (180, 100), []),
         ({"episode_reward_mean": float("nan"), "timesteps_total": 100}, {}, (None, 100, None), None, []),
         ({"timesteps_total": float("inf"), "time_total_s": 60}, {}, (None, 10_000_000, 60), None, []),
