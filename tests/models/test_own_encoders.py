@@ -38,17 +38,18 @@ class AllFrozen(HalfFrozen):
             nn.init.constant_(parameter, 0.5)
 
 
-@pytest.mark.parametrize("kind", [HalfFrozen, AllFrozen])
 @pytest.mark.parametrize(
-    "algo, env, words",
+    "algo, env, words, kind",
     [
-        ("ppo", CHOICE, ["algo.optimizer.kind=adamw", "algo.optimizer.weight_decay=0.1"]),
-        ("ppo", CHOICE, [*TWO, "algo.optimizer.agc=0.1"]),
-        ("a3c", CHOICE, TWO),
-        ("dqn", CHOICE, ["algo.exploration.kind=parameter_noise", "algo.learning_starts=20"]),
-        ("sac", BOX, ["algo.l2=0.1"]),
-        ("es", BOX, ["algo.l2=0.1"]),
-        ("maml", "env=Pendulum-v1", ["env.max_episode_steps=5"]),
+        ("ppo", CHOICE, ["algo.optimizer.kind=adamw", "algo.optimizer.weight_decay=0.1"], AllFrozen),
+        ("ppo", CHOICE, [*TWO, "algo.optimizer.agc=0.1"], HalfFrozen),
+        ("a3c", CHOICE, TWO, AllFrozen),
+        ("dqn", CHOICE, ["algo.exploration.kind=parameter_noise", "algo.learning_starts=20"], HalfFrozen),
+        ("dqn", CHOICE, ["algo.exploration.kind=parameter_noise", "algo.learning_starts=20"], AllFrozen),
+        ("sac", BOX, ["algo.l2=0.1"], HalfFrozen),
+        ("es", BOX, ["algo.l2=0.1"], HalfFrozen),
+        ("es", BOX, ["algo.l2=0.1"], AllFrozen),
+        ("maml", "env=Pendulum-v1", ["env.max_episode_steps=5"], HalfFrozen),
     ],
 )
 def test_frozen_weights_stay_what_they_are_and_others_learn(tmp_path, algo, env, words, kind):

@@ -38,7 +38,8 @@ def test_the_time_for_which_a_run_was_stopped_does_not_count(words, tmp_path):
     run = tmp_path / "run"
     words = [
         "train", "env=slow_game:Slow", "env.step_timeout_sec=2", "runner.queue_timeout_sec=2", "resources.num_samplers=1",
-        "resources.envs_per_sampler=1", "algo.fragment_length=8", "env_steps=400", "resources.device=cpu", "logger=[]", f"run_dir={run}", *words,
+        "resources.envs_per_sampler=1", "algo.fragment_length=8", "env_steps=250", "resources.device=cpu", "logger=[]", "log_every_sec=null", "log_every_steps=32",
+        f"run_dir={run}", *words,
     ]  # fmt: skip
     child = subprocess.Popen(
         [sys.executable, "-c", TRAIN, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -49,8 +50,9 @@ def test_the_time_for_which_a_run_was_stopped_does_not_count(words, tmp_path):
         while not ((run / "progress.jsonl").exists() and (run / "progress.jsonl").read_text().count("\n") > 1):
             assert child.poll() is None and time.monotonic() < end, child.communicate()[0] if child.poll() is not None else "late"
             time.sleep(0.02)
+        assert child.poll() is None, "it was over before it could be stopped"
         os.killpg(child.pid, signal.SIGSTOP)
-        time.sleep(4.0)
+        time.sleep(3.0)  # longer than both limits
         os.killpg(child.pid, signal.SIGCONT)
         said = child.communicate(timeout=60)[0]
     finally:
