@@ -23,7 +23,6 @@ from rlrun.rllib.ends import ends
 from rlrun.rllib.environments import (
     ROCK_PAPER_SCISSORS,
     TWO_STEP,
-    Environment,
     continuous_actions,
     emulator_frames,
     environment,
@@ -52,6 +51,7 @@ from rlrun.rllib.translation import (
     RUNS,
     SOFT,
     WITH_VALUE,
+    Original,
     Translation,
 )
 from rlrun.rllib.vain import leave_out
@@ -131,27 +131,20 @@ def experiment_on(
     several = isinstance(config.get(GROUP), dict) or "policies" in config
     try:
         place = environment(env, inside or {}, several)
-        return _accepted(name, run, env, config, experiment, source, place)
+        return _accepted(Original(name, run, env, config, experiment, source, place))
     except UserError as error:
         raise UserError(f"{source}, {name}: {error}") from None
 
 
-def _accepted(
-    name: str,
-    run: str,
-    env: str,
-    config: dict[str, Any],
-    experiment: dict[str, Any],
-    source: str,
-    place: Environment,
-) -> Experiment:
+def _accepted(original: Original) -> Experiment:
     """Translates an experiment until rlrun accepts all that is left of its values.
 
     A refused option has RLlib's default, and others may be computed from it: the translation begins again without it.
     """
     refused: dict[str, str] = {}
     while True:
-        made = Experiment(name, run, env, config, experiment, source, place, team_of(config, place, run), refused)
+        team = team_of(original.config, original.place, original.run)
+        made = Experiment(original, team, refused)
         if made.misfits.keys() <= refused.keys():
             return made
         refused |= made.misfits
@@ -160,20 +153,9 @@ def _accepted(
 class Experiment(Translation):
     """The translation of one experiment on one environment."""
 
-    def __init__(
-        self,
-        name: str,
-        run: str,
-        env: str,
-        config: dict[str, Any],
-        experiment: dict[str, Any],
-        source: str,
-        place: Environment,
-        team: Team | None,
-        refused: dict[str, str],
-    ):
-        """env: RLlib's name of the environment `place`. refused: as a Translation has it."""
-        super().__init__(name, run, config, experiment, source, place, team, refused)
+    def __init__(self, original: Original, team: Team | None, refused: dict[str, str]):
+        super().__init__(original, team, refused)
+        env, config, experiment = original.env, original.config, original.experiment
         kwargs, grids = first_values(config.get("env_config"))
         self.grids |= {f"env_config.{path}": values for path, values in grids.items() if path}
         self._env(env, kwargs if isinstance(kwargs, dict) else {})
@@ -199,7 +181,7 @@ class Experiment(Translation):
             dense_model(self)
         losses(self)
         self._sampling()
-        agents(self, lambda other: _accepted(name, run, env, other, {}, source, place))
+        agents(self, lambda other: _accepted(original._replace(config=other, experiment={})))
         data(self)
         estimates(self)
         evaluation(self)

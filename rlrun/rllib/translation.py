@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlrun.config.algorithms import algorithm_class
 from rlrun.config.paths import inner_algorithm
@@ -140,6 +140,18 @@ def _table(algo: str, inner: str | None) -> dict[str, dict[str, Any]]:
     return {row["rllib"]: row for row in option_map(algo, inner)}
 
 
+class Original(NamedTuple):
+    """An experiment of RLlib's, as its file has it."""
+
+    name: str
+    run: str  # RLlib's name of the algorithm
+    env: str  # RLlib's name of the environment
+    config: dict[str, Any]
+    experiment: dict[str, Any]  # what stands beside `config`
+    source: str
+    place: Environment  # the environment
+
+
 class Translation:
     """The options of an experiment and their translation.
 
@@ -154,19 +166,10 @@ class Translation:
     emulated: int | None = 1  # frames of an action in an Atari game's emulator; None: drawn from 2 to 4
     minibatch_rows: int | None = None  # rows of one policy in RLlib's minibatches; None: there are none
 
-    def __init__(
-        self,
-        name: str,
-        run: str,
-        config: dict[str, Any],
-        experiment: dict[str, Any],
-        source: str,
-        env: Environment,
-        team: Team | None,
-        refused: dict[str, str],
-    ):
+    def __init__(self, original: Original, team: Team | None, refused: dict[str, str]):
         """team: who has which policy; None: there is one agent. refused: options of the file that are to have RLlib's
         defaults, and why."""
+        name, run, _, config, experiment, source, env = original
         self.run, self.source, self.env, self.team = DEFAULTS_OF.get(run, run), source, env, team
         (self.stop, self.stop_grids), (self.passes, self.pass_grids) = (
             without_grids(experiment.get(part) or {}) for part in ("stop", "pass_criteria")
