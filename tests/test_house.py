@@ -3,6 +3,7 @@
 import ast
 import functools
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,18 @@ def test_no_modules_import_each_other_in_a_circle():
         for name in free:
             del left[name]
     assert not left, "these import each other, or what does"
+
+
+def test_nothing_else_lies_at_the_top():
+    """A file that a run or a tool left behind is easily committed with the rest."""
+    command = ["git", "ls-files"]
+    listed = subprocess.run(command, cwd=PACKAGE.parent, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("This is no clone of the repository, so git cannot list its files.")
+    folders = {"rlrun", "conf", "tuned", "tests", "scripts", "docs", ".ci", ".github"}
+    files = {"README.md", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "pyproject.toml"}
+    files |= {"setup.py", "mkdocs.yml", "Dockerfile", ".dockerignore", ".gitignore"}
+    assert {name.split("/")[0] for name in listed.stdout.splitlines()} == folders | files
 
 
 def test_two_public_classes_never_share_a_name():
