@@ -5,30 +5,24 @@ command does. docs/python.md describes them with examples."""
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import functools
-import io
 import json
-import multiprocessing
 import os
 import shlex
 import signal
-import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlrun.core.errors import RunFailed, UserError
+from rlrun.runtime.carried import named, refuse_unguarded, registered_here, rlrun_is_found, to_carry
+from rlrun.runtime.quiet import aloud, printing
 
 if TYPE_CHECKING:
     from rlrun.runtime.session import Watch
     from rlrun.runtime.trained import Trained
 
 Row = dict[str, Any]
-OWN_PACKAGES = ("gymnasium", "rlrun", "ale_py", "shimmy")  # their ids are known in every process
-
 
 _MADE_ALREADY = (
     "env is an environment that has been made already, and a run makes as many as it needs: give its id or its class,"
@@ -63,7 +57,7 @@ def train(
     refuse_unguarded("train")
     given = {name: value for name, value in (("algo", algo), ("env", env), ("tuned", tuned)) if value is not None}
     if isinstance(env, type):
-        given["env"] = _named(env)
+        given["env"] = named(env)
     elif hasattr(env, "step") and hasattr(env, "reset"):
         raise UserError(_MADE_ALREADY.format(getattr(getattr(env, "spec", None), "id", "my_module:MyEnv")))
     from rlrun.config.words import words_of
@@ -201,11 +195,11 @@ def sweep(
         several = value if isinstance(value, list) and key != "logger" and key != "callbacks" else [value]
         if not several:
             raise UserError(f"{key}=[] is a list without values to vary; an empty list as a value is written ()")
-        words.append(f"{key}={','.join(word(key, _named(one) if isinstance(one, type) else one) for one in several)}")
+        words.append(f"{key}={','.join(word(key, named(one) if isinstance(one, type) else one) for one in several)}")
     words += _words(overrides)
     for one in words:
         for name in one.removeprefix("env=").split(",") if one.startswith("env=") else ():
-            if _registered_here(name) is not None:
+            if registered_here(name) is not None:
                 raise UserError(
                     f"env={name} is registered in this program, and the runs of a sweep are programs of their own: name"
                     f" the module that registers it, env=my_module:{name}"
@@ -215,7 +209,7 @@ def sweep(
     flags |= {"--prune": prune, "--dir": None if dir is None else os.fspath(dir)}
     flags = {name: _of_kind(name, unwrapped(value), command.FLAGS[name]) for name, value in flags.items()}
     command.check_flags(flags)
-    with _rlrun_is_found(), _said(quiet):
+    with rlrun_is_found(), printing(quiet):
         code = command.begin(words, flags)
     folder = Path(flags["--dir"])
     if code > 128:
@@ -240,8 +234,8 @@ def _session(
     from rlrun.runtime.session import Watch
     from rlrun.runtime.trained import load
 
-    watch = Watch(callback=None if callback is None else _aloud(callback), console=not quiet, command=said)
-    with _one_thread(), _said(quiet), carrying(_to_carry(env)):
+    watch = Watch(callback=None if callback is None else aloud(callback), console=not quiet, command=said)
+    with _one_thread(), printing(quiet), carrying(to_carry(env)):
         code = start(watch)
     path, error = watch.run_dir, watch.error
     assert path is not None
@@ -269,98 +263,6 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-class _Here(threading.local):
-    """What each thread has for itself."""
-
-    quiet: bool | None = None  # whether what it prints is dropped; None: it is in no quiet run, nor in its callback
-
-
-_HERE = _Here()
-_STDOUT = threading.Lock()  # of who puts something in the place of sys.stdout
-
-
-class _Nowhere(io.TextIOBase):
-    def write(self, text: str) -> int:
-        return len(text)
-
-
-class _Stdout:
-    """Stands in the place of sys.stdout, which belongs to the whole program, while runs are quiet. What these runs
-    print is dropped, and what other threads of the program print is not."""
-
-    def __init__(self, real: Any):
-        self.real, self.nowhere, self.runs = real, _Nowhere(), 0
-
-    def __getattr__(self, name: str) -> Any:
-        quiet = self.runs > 0 and _started_by_rlrun() if _HERE.quiet is None else _HERE.quiet
-        return getattr(self.nowhere if quiet else self.real, name)
-
-
-def _started_by_rlrun() -> bool:
-    """Whether this is a thread that a run has started, such as the one that lets samplers act."""
-    frame, outermost = sys._getframe(2), ""
-    while frame is not None:
-        name = str(frame.f_globals.get("__name__"))
-        outermost = outermost if name == "threading" else name
-        frame = frame.f_back  # type: ignore[assignment]
-    return outermost.startswith("rlrun.")
-
-
-@contextlib.contextmanager
-def _said(quiet: bool) -> Iterator[None]:
-    """Drops what this thread and a run's own print inside the block, if quiet."""
-    if not quiet:
-        yield
-        return
-    with _STDOUT:
-        if not isinstance(sys.stdout, _Stdout):
-            sys.stdout = _Stdout(sys.stdout)
-        stdout = sys.stdout
-        stdout.runs += 1
-    try:
-        with _here(quiet=True):
-            yield
-    finally:
-        with _STDOUT:
-            stdout.runs -= 1
-            if stdout.runs == 0 and sys.stdout is stdout:
-                sys.stdout = stdout.real
-
-
-@contextlib.contextmanager
-def _here(quiet: bool) -> Iterator[None]:
-    before, _HERE.quiet = _HERE.quiet, quiet
-    try:
-        yield
-    finally:
-        _HERE.quiet = before
-
-
-def _aloud(callback: Callable[[Row], Any]) -> Callable[[Row], Any]:
-    """The callback, which may print although the run is quiet."""
-
-    def called(row: Row) -> Any:
-        with _here(quiet=False):
-            return callback(row)
-
-    return called
-
-
-@contextlib.contextmanager
-def _rlrun_is_found() -> Iterator[None]:
-    """Lets processes that start meanwhile import rlrun from where this one has it."""
-    package, before = str(Path(__file__).resolve().parent.parent), os.environ.get("PYTHONPATH")
-    known = [path for path in (before or "").split(os.pathsep) if path]
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*known, package]))
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
 
 
 def _run_dir(given: Any) -> Path:
@@ -397,93 +299,3 @@ def _asked(words: Sequence[str]) -> str | None:
     """The environment that words name last; None if they name none."""
     named = [word.partition("=")[2] for word in words if word.startswith("env=")]
     return named[-1].strip("'\"") if named else None
-
-
-def _named(kind: type) -> str:
-    """The name of an environment's class. Raises UserError if no other process can import it."""
-    if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
-        raise UserError(
-            f"env={kind.__qualname__} is a class that other processes cannot import: write it to a file, such as"
-            f' my_envs.py, and name it env="my_envs:{kind.__name__}"'
-        )
-    return f"{kind.__module__}:{kind.__qualname__}"
-
-
-def _registered_here(name: str) -> Any:
-    """Gymnasium's spec of an id that this program has registered itself; None for all other names."""
-    gymnasium = sys.modules.get("gymnasium")
-    spec = gymnasium.registry.get(name) if gymnasium is not None else None
-    if spec is None:
-        return None
-    entry = spec.entry_point
-    module = entry.partition(":")[0] if isinstance(entry, str) else getattr(entry, "__module__", "")
-    return None if str(module).split(".")[0] in OWN_PACKAGES else spec
-
-
-def _to_carry(env: str | None) -> list[Callable[[], None]]:
-    """What new processes call to know the environment, if this program has registered it. Raises UserError if they
-    cannot know it."""
-    spec = None if env is None else _registered_here(env)
-    if spec is None:
-        return []
-    entry = spec.entry_point
-    module = entry.partition(":")[0] if isinstance(entry, str) else getattr(entry, "__module__", None)
-    if module == "__main__" and getattr(sys.modules["__main__"], "__file__", None) is None:
-        raise UserError(
-            f"env={env} is made by {getattr(entry, '__qualname__', entry)}, which is defined in this notebook, where"
-            ' other processes cannot find it: write it to a file, such as my_envs.py, and use env="my_envs:MyEnv"'
-        )
-    if not isinstance(entry, str) and "<" in getattr(entry, "__qualname__", "<"):
-        raise UserError(
-            f"env={env} is made by {entry!r}, which other processes cannot import: register a class or a function that"
-            " stands at the top of a module"
-        )
-    return [functools.partial(register_again, spec)]
-
-
-def register_again(spec: Any) -> None:
-    """Registers an environment of the first process in this one, unless its script has done so here."""
-    import gymnasium
-
-    gymnasium.registry.setdefault(spec.id, spec)
-
-
-def refuse_unguarded(name: str) -> None:
-    """Raises UserError if a script calls rlrun.<name>() where its processes, which import the script again, would call
-    it too."""
-    main = sys.modules.get("__main__")
-    file = getattr(main, "__file__", None)
-    importing = getattr(multiprocessing.current_process(), "_inheriting", False)
-    unguarded = importing or (main is not None and file is not None and _reaches(vars(main), str(file)))
-    if unguarded:
-        text = (
-            f"a run starts processes, which import {Path(str(file or 'your script')).name} again: put the call of"
-            f' rlrun.{name}() under `if __name__ == "__main__":`'
-        )
-        if importing:
-            raise SystemExit(f"rlrun: {text}")
-        raise UserError(text)
-
-
-def _reaches(main: dict[str, Any], file: str) -> bool:
-    """Whether the present call comes from a statement that runs when the main script is imported."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_globals is main and frame.f_code.co_name == "<module>":
-            return not _guarded(file, frame.f_lineno)
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
-
-
-def _guarded(file: str, line: int) -> bool:
-    """Whether a line of a script stands under an `if` that looks at __name__."""
-    try:
-        tree = ast.parse(Path(file).read_text())
-    except (OSError, SyntaxError, UnicodeDecodeError, ValueError):
-        return True  # it is no script that could be imported again
-    return any(
-        node.lineno <= line <= (node.end_lineno or node.lineno)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If)
-        and "__name__" in {one.id for one in ast.walk(node.test) if isinstance(one, ast.Name)}
-    )

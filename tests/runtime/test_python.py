@@ -19,10 +19,11 @@ from gymnasium.envs.classic_control import CartPoleEnv
 from hydra.core.global_hydra import GlobalHydra
 
 import rlrun
-from rlrun.api import _guarded, _named, _said, _to_carry
 from rlrun.config import saved
 from rlrun.config.words import words_of
 from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, leaves
+from rlrun.runtime.carried import guarded, named, to_carry
+from rlrun.runtime.quiet import printing
 from rlrun.runtime.trained import fitting
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -289,7 +290,7 @@ def test_a_quiet_run_silences_its_own_threads(capsys):
         thread.start()
         thread.join()
 
-    with _said(quiet=True):
+    with printing(quiet=True):
         print("of the run")
         prints("rlrun.samplers.batched")
         prints("program")
@@ -321,15 +322,15 @@ def test_classes_that_other_processes_cannot_import_are_refused(monkeypatch):
 
     with pytest.raises(rlrun.UserError, match=r'made already.*"name": "CartPole-v1"'):
         rlrun.train("ppo", gymnasium.make("CartPole-v1"))
-    assert _named(Mine) == f"{__name__}:Mine" and _to_carry("CartPole-v1") == []
+    assert named(Mine) == f"{__name__}:Mine" and to_carry("CartPole-v1") == []
     with pytest.raises(rlrun.UserError, match="write it to a file"):
-        _named(Local)
+        named(Local)
     monkeypatch.setattr(Mine, "__module__", "__main__")
     monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
     gymnasium.register(id="OfNotebook-v0", entry_point=Mine)
     try:
         with pytest.raises(rlrun.UserError, match="which is defined in this notebook"):
-            _to_carry("OfNotebook-v0")
+            to_carry("OfNotebook-v0")
     finally:
         del gymnasium.registry["OfNotebook-v0"]
 
@@ -343,10 +344,10 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_which_statements_are_guarded(name, tmp_path):
+def test_which_statements_areguarded(name, tmp_path):
     text, line = SCRIPTS[name]
     (tmp_path / "script.py").write_text(text)
-    assert _guarded(str(tmp_path / "script.py"), line) == name.startswith("guarded")
+    assert guarded(str(tmp_path / "script.py"), line) == name.startswith("guarded")
 
 
 def test_a_script_without_a_guard_is_told_so_at_once_and_starts_nothing(tmp_path):
