@@ -25,6 +25,7 @@ from rlrun.core.specs import Agents, Box, Discrete, EnvSpec, MultiBinary, Space,
 from rlrun.envs.agent_games import AgentsConfig, AgentsStep, ParallelGame, TupleGame, make_game
 from rlrun.envs.agent_rows import AgentSpaces, action_of, agent_rows, blank, has_entry, one_of, write_agent, write_id
 from rlrun.envs.gym_spaces import MASK, observation_spaces, to_space
+from rlrun.envs.infos import numbers_of
 from rlrun.envs.names import numbered
 
 GROUP = "agents"  # the name of the group of all agents, which share one policy
@@ -395,10 +396,9 @@ class AgentsEnv:
             self.there[first + self.index[agent]] = True
         self.ended[env] = over
         for agent, told_of in outcome.info.items():
-            for key, value in told_of.items() if isinstance(told_of, Mapping) else ():
-                if isinstance(value, bool | int | float | np.number | np.bool_):
-                    kept = info.setdefault(key, np.full(self.count, np.nan))
-                    kept[first + self._number(agent, env)] = float(value)
+            for key, value in numbers_of(told_of).items() if isinstance(told_of, Mapping) else ():
+                kept = info.setdefault(key, np.full(self.count, np.nan))
+                kept[first + self._number(agent, env)] = value
 
     def _check(self, action: Any) -> None:
         """Raises EnvError for observations that are not finite and masks without a legal action."""

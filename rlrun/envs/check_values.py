@@ -11,6 +11,7 @@ from gymnasium import spaces
 from rlrun.core.errors import UserError
 from rlrun.envs.check_report import Findings, shown
 from rlrun.envs.gym_spaces import MASK, observation_spaces, to_space
+from rlrun.envs.infos import is_number
 from rlrun.envs.misfits import first_of, index_text
 
 BOUNDLESS = 1e30  # larger bounds, such as the largest float32, bound nothing
@@ -215,11 +216,11 @@ def check_end(report: Findings, name: str, value: Any, where: str) -> None:
 
 
 class Infos:
-    """Looks at all infos of an environment, because Gymnasium must be able to gather those of several in arrays."""
+    """Looks at all infos of an environment, whose numbers are logged."""
 
     def __init__(self, report: Findings):
         self.report = report
-        self.kinds: dict[Any, Any] = {}
+        self.numbers: dict[str, bool] = {}  # whether the first value of an entry was a number
 
     def check(self, info: Any, where: str) -> None:
         report = self.report
@@ -234,22 +235,10 @@ class Infos:
                 continue
             if value is None or key == MASK:
                 continue
-            kind = self._kind(value)
-            known = self.kinds.setdefault(key, kind)
-            if kind != known and "object" not in (kind[0], known[0]):
-                what = f"info[{key!r}] is {self._said(kind)} here and was {self._said(known)} before"
-                mend = "give an entry one type and one shape, since those of several environments become one array"
-                report.warning("info-kind", what, mend, where)
+            if self.numbers.setdefault(key, is_number(value)) != is_number(value):
+                what = f"info[{key!r}] is {shown(value)} here and was {'no' if is_number(value) else 'a'} number before"
+                mend = f"give it numbers alone; sample/info/{key} is the mean over the steps that tell a number"
+                report.note("info-kind", what, mend, where)
             if isinstance(value, float | np.floating) and not np.isfinite(value):
-                what = f"info[{key!r}] is {value}, and so will be its mean, sample/info/{key}"
+                what = f"info[{key!r}] is {value}, which its mean, sample/info/{key}, leaves out"
                 report.warning("info-finite", what, "leave the entry out where there is no number", where)
-
-    def _kind(self, value: Any) -> tuple[str, Any]:
-        if isinstance(value, bool | int | float | np.number | np.bool_):
-            return "number", ()
-        if isinstance(value, np.ndarray):
-            return "array", value.shape
-        return ("dict", ()) if isinstance(value, dict) else ("object", ())
-
-    def _said(self, kind: tuple[str, Any]) -> str:
-        return {"number": "a number", "dict": "a dict"}.get(kind[0], f"an array of the shape {kind[1]}")

@@ -26,7 +26,7 @@ def numbers(info: dict[str, Any]) -> dict[str, np.ndarray]:
     found = {}
     for name, value in info.items():
         given = info.get(f"_{name}")
-        if given is not None and isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "bif":
+        if given is not None and isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "biuf":
             found[name] = np.where(given, value, np.nan)
     return found
 
