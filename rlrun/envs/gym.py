@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import gymnasium
 import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rlrun.core.conditions import REWARDS, OnlyFor, OnlyWith
 from rlrun.core.errors import UserError, closest
@@ -80,6 +82,11 @@ class GymConfig(SingleConfig):
     def untouched(self) -> bool:
         """Whether rlrun changes nothing of the environment."""
         return not (self.wrappers or self.draws or self.action_repeat > 1)
+
+    @property
+    def vectorised(self) -> bool:
+        """Whether a vectorised implementation of the environment's own can step it in training."""
+        return self.untouched and self.registered().vector_entry_point is not None
 
     def registered(self) -> gymnasium.envs.registration.EnvSpec:
         """What Gymnasium makes the environment from."""
@@ -164,6 +171,8 @@ def make_spec(cfg: SingleConfig) -> EnvSpec:
         notes = _left_out(env)
     finally:
         env.close()
+    if isinstance(cfg, GymConfig) and cfg.vectorised:
+        make_vector(cfg, 1).close()
     for _, part in leaves(action):
         if (
             isinstance(part, Box)
@@ -195,7 +204,8 @@ def _left_out(env: gymnasium.Env) -> tuple[str, ...]:
     )
 
 
-def _made(cfg: SingleConfig, make: Callable[[], Any]) -> Any:
+def _made(cfg: SingleConfig, make: Callable[[], Any], how: str = "") -> Any:
+    """What make() returns. how: words for the error that say by what it is made."""
     try:
         return make()
     except UserError:
@@ -203,7 +213,7 @@ def _made(cfg: SingleConfig, make: Callable[[], Any]) -> Any:
     except Exception as error:  # the user's own constructor may raise anything
         if isinstance(error, gymnasium.error.DependencyNotInstalled | ImportError):
             check_present("gym", cfg.name)  # names rlrun's extra; a tuned file's env was not looked at before
-        raise UserError(f"env={cfg.name} cannot be made: {type(error).__name__}: {error}") from None
+        raise UserError(f"env={cfg.name} cannot be made{how}: {type(error).__name__}: {error}") from None
 
 
 def _first(env: gymnasium.Env, name: str) -> Any:
@@ -240,6 +250,28 @@ def make_one(cfg: SingleConfig, render: bool = False) -> gymnasium.Env:
         env = wrapped
     kept = [] if not texts(env) else [key for key in env.observation_space.spaces if key not in texts(env)]  # type: ignore[attr-defined]
     return gymnasium.wrappers.FilterObservation(env, kept) if kept else env
+
+
+def make_vector(cfg: GymConfig, count: int) -> VectorEnv:
+    """Makes `count` environments as their own vectorised implementation. Raises UserError if that fails, or if it does
+    not say that it begins new episodes as AutoresetMode.NEXT_STEP."""
+    spec = cfg.registered()
+
+    def make() -> VectorEnv:
+        with warnings.catch_warnings():  # Gymnasium warns of what is refused or understood below
+            warnings.filterwarnings("ignore", "(?s).*AutoresetMode")
+            return gymnasium.make_vec(spec, count, vectorization_mode="vector_entry_point", **overrides(cfg))
+
+    env = _made(cfg, make, " by its vector_entry_point")
+    said = env.metadata.get("autoreset_mode")
+    if said not in (AutoresetMode.NEXT_STEP, AutoresetMode.NEXT_STEP.value):
+        env.close()
+        how = "does not say how it resets" if said is None else f"resets by {said}"
+        raise UserError(
+            f"env={cfg.name}: its vectorised implementation {how}; let it begin a new episode in the step after an end,"
+            " and say metadata['autoreset_mode'] = AutoresetMode.NEXT_STEP"
+        )
+    return env
 
 
 def wrapped_by(env: gymnasium.Env) -> str | None:

@@ -11,11 +11,11 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rlrun.core.env import Rows, Step, map_rows
-from rlrun.core.errors import EnvError, UserError, told
+from rlrun.core.errors import EnvError, told
 from rlrun.core.restarts import Remade
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import EnvSpec
-from rlrun.envs.gym import GymConfig, SingleConfig, find, make_one, overrides
+from rlrun.envs.gym import GymConfig, SingleConfig, make_one, make_vector
 from rlrun.envs.gym_spaces import MASK, to_rows
 from rlrun.envs.named import NamedEnv, global_generators
 from rlrun.envs.names import numbered
@@ -58,11 +58,9 @@ class GymEnv:
         self.draws = 0  # of the drawer since reset()
         # Wrappers, rendering and searches need single environments.
         alone = render or spec.game is not None
-        registered = find(cfg.name) if isinstance(cfg, GymConfig) and cfg.untouched and not alone else None
-        self.native = registered is not None and registered.vector_entry_point is not None
-        if isinstance(cfg, GymConfig) and registered is not None and self.native:
-            mode, given = "vector_entry_point", overrides(cfg)
-            self.env = gymnasium.make_vec(registered, count, vectorization_mode=mode, **given)
+        self.native = isinstance(cfg, GymConfig) and not alone and cfg.vectorised
+        if isinstance(cfg, GymConfig) and self.native:
+            self.env = make_vector(cfg, count)
         else:
 
             def one(index: int):
@@ -73,9 +71,6 @@ class GymEnv:
             self.env = SyncVectorEnv(
                 [one(index) for index in range(count)], copy=False, autoreset_mode=AutoresetMode.NEXT_STEP
             )
-        mode = self.env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
-        if mode != AutoresetMode.NEXT_STEP:
-            raise UserError(f"{cfg.name}'s vectorised implementation resets by {mode}; rlrun needs NEXT_STEP")
         self.ended = np.zeros(count, dtype=bool)
         self.generation = 0
 
@@ -114,7 +109,12 @@ class GymEnv:
             raise self._bad(
                 int(np.argmin(np.isfinite(reward))), f"the reward {reward[~np.isfinite(reward)][0]}", action
             )
-        self.ended = terminated | truncated
+        over = terminated | truncated
+        wrong = self.ended & (over | (reward != 0))
+        if wrong.any():  # only a vectorised implementation of the user's can do this
+            what = "a reward or an end in the step after an end, where NEXT_STEP only begins the next episode,"
+            raise self._bad(int(np.argmax(wrong)), what, action)
+        self.ended = over
         return Step(
             self._checked(to_rows(self.spec, obs), self.ended, action),
             reward,

@@ -6,7 +6,10 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
 from test_agents import made
+
+from rlrun.core.errors import EnvError, UserError
 
 
 class Telling(gymnasium.Env):
@@ -48,4 +51,76 @@ def test_numbers_of_infos_are_logged_whatever_other_environments_tell(monkeypatc
         info = env.step(np.zeros(2, np.int64)).info
         assert info["all"].tolist() == [now, now]
         np.testing.assert_array_equal(info.get("said", np.full(2, np.nan)), expected)
+    env.close()
+
+
+class Many(VectorEnv):
+    """Pays 1 a step and ends after 3. The step after an end pays `late` and ends again if `twice`."""
+
+    single_observation_space, single_action_space = Telling.observation_space, Telling.action_space
+    late, twice = 0.0, False
+
+    def __init__(self, num_envs=1, size=2):
+        self.num_envs = num_envs
+        self.observation_space = spaces.Box(-1, 1, (num_envs, size), np.float32)
+        self.action_space = spaces.MultiDiscrete([3] * num_envs)
+
+    def reset(self, *, seed=None, options=None):
+        self.now = 0
+        return np.zeros(self.observation_space.shape, np.float32), {}
+
+    def step(self, action):
+        began = self.now == 3
+        self.now = 0 if began else self.now + 1
+        obs, over = np.zeros(self.observation_space.shape, np.float32), self.now == 3 or (began and self.twice)
+        reward, no = np.full(self.num_envs, self.late if began else 1.0), np.zeros(self.num_envs, bool)
+        return obs, reward, no | over, no, {}
+
+
+@pytest.fixture
+def registered():
+    """Registers Many with these attributes as the vectorised implementation of an environment, and returns its id."""
+    name = "tests/Many-v0"
+
+    def register(metadata, **attributes):
+        vectors = type("Many", (Many,), {"metadata": metadata, **attributes})
+        gymnasium.register(name, entry_point=Telling, vector_entry_point=vectors)
+        return name
+
+    yield register
+    gymnasium.registry.pop(name, None)
+
+
+NEXT = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("metadata", [NEXT, {"autoreset_mode": "NextStep"}])
+def test_a_vectorised_environment_begins_anew_in_a_step_of_its_own(registered, metadata):
+    _, env = made(registered(metadata))
+    assert env.native and env.reset(0)["observation"].shape == (2, 2)
+    valid = [env.step(np.zeros(2, np.int64)).valid.tolist() for _ in range(8)]
+    assert valid == [[t % 4 != 3] * 2 for t in range(8)]
+    env.close()
+
+
+@pytest.mark.parametrize("metadata, words, said", [
+    ({}, (), "does not say how it resets.*metadata.'autoreset_mode'. = AutoresetMode.NEXT_STEP"),
+    ({"autoreset_mode": AutoresetMode.SAME_STEP}, (), "resets by AutoresetMode.SAME_STEP"),
+    ({"autoreset_mode": "sometimes"}, (), "resets by sometimes"),
+    (NEXT, ("env.max_episode_steps=3",), "cannot be made by its vector_entry_point.*'max_episode_steps'"),
+])  # fmt: skip
+def test_a_vectorised_environment_that_does_not_fit_is_refused_before_the_run(registered, metadata, words, said):
+    with pytest.raises(UserError, match=said):
+        made(registered(metadata), *words)
+
+
+@pytest.mark.parametrize("wrong", [{"late": 1.0}, {"twice": True}])
+def test_a_vectorised_environment_that_plays_in_the_step_after_an_end_is_named(registered, wrong):
+    """It would lose a decision of every episode."""
+    _, env = made(registered(NEXT, **wrong))
+    env.reset(0)
+    with pytest.raises(EnvError, match=r"tests/Many-v0, env 0 .*returned a reward or an end in the step after an end"):
+        for _ in range(4):
+            env.step(np.zeros(2, np.int64))
     env.close()
