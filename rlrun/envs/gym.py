@@ -74,6 +74,14 @@ class GymConfig(SingleConfig):
     size: Annotated[int, Count, OnlyWith("observation", "pixels")]
     action_repeat: Annotated[int, Count]
 
+    def __post_init__(self):
+        super().__post_init__()
+        if "max_episode_steps" in self.kwargs:  # gymnasium.make takes it for itself, and rlrun would not know it
+            raise ValueError(
+                "kwargs cannot hold max_episode_steps: the time limit is env.max_episode_steps=N, and an argument of"
+                " your class needs another name"
+            )
+
     @property
     def draws(self) -> bool:
         return self.observation == "pixels"

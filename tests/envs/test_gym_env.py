@@ -54,6 +54,12 @@ def test_numbers_of_infos_are_logged_whatever_other_environments_tell(monkeypatc
     env.close()
 
 
+def test_the_time_limit_is_no_argument_of_the_class():
+    with pytest.raises(UserError, match=r"kwargs cannot hold max_episode_steps: the time limit is env\.max_episode_steps=N"):
+        made("CartPole-v1", "++env.kwargs.max_episode_steps=12")
+    assert made("CartPole-v1", "env.max_episode_steps=12")[0].max_episode_steps == 12
+
+
 class Many(VectorEnv):
     """Pays 1 a step and ends after 3. The step after an end pays `late` and ends again if `twice`."""
 
