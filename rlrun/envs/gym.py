@@ -109,7 +109,7 @@ class GymConfig(SingleConfig):
             drawing.without_screen()
             if uses_mujoco(spec):
                 drawing.check(self.name)
-        env: gymnasium.Env = gymnasium.make(spec, **overrides(self), **more)
+        env: gymnasium.Env = gymnasium.make(spec, **(overrides(self) | more))
         env = Repeat(env, self.action_repeat) if self.action_repeat > 1 else env
         return Pixels(env, self.size) if self.draws else env
 

@@ -5,11 +5,14 @@ from typing import ClassVar
 import gymnasium
 import numpy as np
 import pytest
+from conftest import compose
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from test_agents import made
 
+from rlrun.config.run import type_config
 from rlrun.core.errors import EnvError, UserError
+from rlrun.envs.gym import make_one
 
 
 class Telling(gymnasium.Env):
@@ -58,6 +61,14 @@ def test_the_time_limit_is_no_argument_of_the_class():
     with pytest.raises(UserError, match=r"kwargs cannot hold max_episode_steps: the time limit is env\.max_episode_steps=N"):
         made("CartPole-v1", "++env.kwargs.max_episode_steps=12")
     assert made("CartPole-v1", "env.max_episode_steps=12")[0].max_episode_steps == 12
+
+
+@pytest.mark.parametrize("asked", [[], ["++env.kwargs.render_mode=human"]])
+def test_what_is_drawn_for_rlrun_is_drawn_as_a_picture_whatever_the_user_asks_for(asked):
+    cfg = type_config(compose("algo=ppo", "env=CartPole-v1", *asked)).env
+    env = make_one(cfg, render=True)
+    assert env.render_mode == "rgb_array"
+    env.close()
 
 
 class Many(VectorEnv):
