@@ -2,7 +2,7 @@
 
 import numpy as np
 from gymnasium import Env, register
-from gymnasium.spaces import Box, Dict, Discrete, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 
 
 class CountingAgents:
@@ -150,6 +150,29 @@ class Turns:
     def render(self): ...
 
     def close(self): ...
+
+
+class TurnsOfChoices(Turns):
+    """Turns in which a move is two choices, of 2 and 3 values. Before the move `stuck`, the mask of the one who moves
+    leaves the second choice no value."""
+
+    def __init__(self, stuck=None):
+        super().__init__()
+        self.stuck = stuck
+
+    def observation_space(self, agent):
+        return Dict(observation=Box(0, 100, (2,), np.float32), action_mask=Box(0, 1, (5,), np.int8))
+
+    def action_space(self, agent):
+        return MultiDiscrete([2, 3])
+
+    def observe(self, agent):
+        moves = [0, 1, 0, 0, 0] if self.moves == self.stuck else [0, 1, 0, 1, 1]
+        mask = np.array(moves if agent == self.agent_selection else [0] * 5, np.int8)
+        return super().observe(agent) | {"action_mask": mask}
+
+    def step(self, action):
+        super().step(None if action is None else int(action[0] and action[1]))
 
 
 class Elimination(Turns):

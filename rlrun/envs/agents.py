@@ -21,7 +21,7 @@ from rlrun.core.errors import EnvError, UserError, closest, told
 from rlrun.core.pulse import RESET, doing, next_step
 from rlrun.core.restarts import Remade
 from rlrun.core.seeding import Seeds
-from rlrun.core.specs import Agents, Box, Discrete, EnvSpec, MultiBinary, Space, described, leaves, mask_size
+from rlrun.core.specs import Agents, Box, Discrete, EnvSpec, MultiBinary, Space, any_legal, described, leaves, mask_size
 from rlrun.envs.agent_games import AgentsConfig, AgentsStep, ParallelGame, TupleGame, make_game
 from rlrun.envs.agent_rows import AgentSpaces, action_of, agent_rows, blank, has_entry, one_of, write_agent, write_id
 from rlrun.envs.gym_spaces import MASK, observation_spaces, to_space
@@ -230,7 +230,7 @@ class AgentsEnv:
         return number
 
     def _blank(self, columns: Any) -> None:
-        blank(self.rows, columns)
+        blank(self.spec.action, self.rows, columns)
 
     def _error(self, env: int, what: str) -> EnvError:
         return EnvError(self.name, self.numbers[env : env + 1], self.env_seeds[env], what)
@@ -410,7 +410,7 @@ class AgentsEnv:
 
         map_rows(self.rows["observation"], check)
         if MASK in self.rows:
-            stuck = ~self.rows[MASK].any(1) & self.there & ~np.repeat(self.ended, len(self.names))
+            stuck = ~any_legal(self.spec.action, self.rows[MASK]) & self.there & ~np.repeat(self.ended, len(self.names))
             if stuck.any():
                 raise self._bad(int(np.argmax(stuck)), "an action_mask that leaves no legal action")
 

@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rlrun.core.errors import UserError
+from rlrun.core.specs import any_legal
 from rlrun.envs.check_report import Findings, shown
 from rlrun.envs.gym_spaces import MASK, observation_spaces, to_space
 from rlrun.envs.infos import is_number
@@ -144,11 +145,12 @@ def check_mask(report: Findings, mask: np.ndarray, action: gymnasium.Space, over
     if mask.size != wanted:
         report.error("action-mask", f"the action_mask has {mask.size} numbers for {wanted} actions", mend, where)
         return False
-    if not over and not mask.any():
-        what = "the action_mask leaves no legal action, although the episode goes on"
-        report.error("action-mask", what, "leave one action legal, or end the episode", where)
-        return False
-    return bool(mask.any())
+    legal = bool(any_legal(to_space(action, "action", where), mask.ravel()))
+    if not over and not legal:
+        choice = "action" if isinstance(action, spaces.Discrete) else "value of one of its choices"
+        what = f"the action_mask leaves no legal {choice}, although the episode goes on"
+        report.error("action-mask", what, f"leave one {choice} legal, or end the episode", where)
+    return legal
 
 
 def draw(space: gymnasium.Space, mask: np.ndarray | None, rng: np.random.Generator) -> Any:

@@ -17,7 +17,7 @@ from rlrun.core.errors import UserError, closest
 from rlrun.core.installing import install_line
 from rlrun.core.plugins import import_named, load_object
 from rlrun.core.ranges import Count
-from rlrun.core.specs import Box, EnvSpec, leaves
+from rlrun.core.specs import Box, EnvSpec, any_legal, leaves
 from rlrun.envs import drawing, rewards
 from rlrun.envs.gym_spaces import MASK, observation_spaces, to_space
 from rlrun.envs.limits import TimeLimits
@@ -160,7 +160,7 @@ def make_spec(cfg: SingleConfig) -> EnvSpec:
     try:
         action = to_space(env.action_space, "action", cfg.name)
         obs = observation_spaces(env.observation_space, action, cfg.name)
-        if MASK in obs and not _first(env, cfg.name)[MASK].any():
+        if MASK in obs and not any_legal(action, np.ravel(_first(env, cfg.name)[MASK])):
             raise UserError(f"{cfg.name} begins with an action_mask that leaves no legal action")
         if cfg.draws:
             own = env.unwrapped.observation_space

@@ -14,7 +14,7 @@ from rlrun.core.env import Rows, Step, map_rows
 from rlrun.core.errors import EnvError, told
 from rlrun.core.restarts import Remade
 from rlrun.core.seeding import Seeds
-from rlrun.core.specs import EnvSpec
+from rlrun.core.specs import EnvSpec, any_legal
 from rlrun.envs.gym import GymConfig, SingleConfig, make_one, make_vector
 from rlrun.envs.gym_spaces import MASK, to_rows
 from rlrun.envs.named import NamedEnv, global_generators
@@ -201,7 +201,7 @@ class GymEnv:
 
         map_rows(rows["observation"], check)
         if MASK in rows:
-            stuck = ~rows[MASK].any(1) & ~ended
+            stuck = ~any_legal(self.spec.action, rows[MASK]) & ~ended
             if stuck.any():
                 raise self._bad(int(np.argmax(stuck)), "an action_mask that leaves no legal action", action)
         return rows

@@ -16,6 +16,7 @@ from rlrun.cli import _dispatch
 from rlrun.commands import check_env
 from rlrun.core.plugins import only_installed
 from rlrun.envs.check_report import Findings, Stop
+from rlrun.envs.check_values import check_mask
 from rlrun.envs.misfits import misfit
 
 EXAMPLE = Path(__file__).parents[1] / "example"
@@ -124,6 +125,14 @@ def test_others_of_the_example(capsys):
     assert said.startswith("the module my_rl.broken_envs has no Walkk") and said.endswith("Did you mean Walk?")
     assert "There is no option env.max_steps" in found("my_rl.broken_envs:Walk", max_steps=3)["make"][1]
     assert "unexpected keyword argument" in found("my_rl.broken_envs:Walk", kwargs={"size": 3})["make"][1]
+
+
+def test_a_mask_of_several_choices_must_leave_a_value_to_each():
+    found = []
+    report = Findings(lambda message: found.append(message[1].what))
+    for mask, over, legal in (([1, 1, 0, 0, 0], False, False), ([0, 1, 0, 0, 1], False, True), ([0] * 5, True, False)):
+        assert check_mask(report, np.array(mask), spaces.MultiDiscrete([2, 3]), over, "step 1") is legal
+    assert found == ["the action_mask leaves no legal value of one of its choices, although the episode goes on"]
 
 
 def test_memory_that_grows_is_said():

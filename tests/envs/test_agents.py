@@ -164,6 +164,21 @@ def test_a_waiting_player_has_one_legal_action_and_is_paid_for_the_others_move()
     assert paid.tolist() == [6.0, -4.0]
 
 
+def test_a_waiting_player_has_one_legal_value_of_every_choice():
+    _, env = made("zoo:TurnsOfChoices", count=1)
+    for t, (before, _, step) in enumerate(walk(env, 9)):
+        assert step.valid.all() == (t < 8)
+        if t < 8:
+            assert before["action_mask"][t % 2].tolist() == [0, 1, 0, 1, 1]
+            assert before["action_mask"][1 - t % 2].tolist() == [1, 0, 1, 0, 0]
+
+
+def test_a_mask_that_leaves_one_of_two_choices_no_value_is_named():
+    _, env = made("zoo:TurnsOfChoices", "++env.kwargs.stuck=3")
+    with pytest.raises(EnvError, match=r"env 0 .*an action_mask that leaves no legal action for the agent 'player_1'"):
+        list(walk(env, 9))
+
+
 def test_a_player_that_ends_before_its_turn_is_gone_at_once():
     _, env = made("zoo:Elimination", count=1)
     steps = [step for _, _, step in walk(env, 10)]

@@ -8,7 +8,7 @@ import pytest
 from conftest import compose
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
-from test_agents import made
+from test_agents import made, walk
 
 from rlrun.config.run import type_config
 from rlrun.core.errors import EnvError, UserError
@@ -69,6 +69,40 @@ def test_what_is_drawn_for_rlrun_is_drawn_as_a_picture_whatever_the_user_asks_fo
     env = make_one(cfg, render=True)
     assert env.render_mode == "rgb_array"
     env.close()
+
+
+class Halved(gymnasium.Env):
+    """Two choices, of 2 and 3 values. From the step `since` on, the mask leaves the second one none."""
+
+    action_space = spaces.MultiDiscrete([2, 3])
+    observation_space = spaces.Dict(x=spaces.Box(-1, 1, (2,), np.float32), action_mask=spaces.MultiBinary(5))
+
+    def __init__(self, since=0, length=9):
+        self.since, self.length = since, length
+
+    def _seen(self):
+        mask = np.array([1, 0, 0, 0, 0] if self.now >= self.since else [1, 0, 0, 1, 0], np.int8)
+        return {"x": np.zeros(2, np.float32), "action_mask": mask}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.now = 0
+        return self._seen(), {}
+
+    def step(self, action):
+        assert action.tolist() == [0, 1], "a masked action was played"
+        self.now += 1
+        return self._seen(), 1.0, self.now == self.length, False, {}
+
+
+def test_a_mask_must_leave_a_legal_value_to_every_choice():
+    """Except where the episode ends."""
+    name = f"{__name__}:Halved"
+    with pytest.raises(UserError, match="begins with an action_mask that leaves no legal action"):
+        made(name)
+    with pytest.raises(EnvError, match=r"Halved, env 0 .*an action_mask that leaves no legal action"):
+        list(walk(made(name, "++env.kwargs.since=2")[1], 3))
+    assert len(list(walk(made(name, "++env.kwargs.since=2", "++env.kwargs.length=2")[1], 9))) == 9
 
 
 class Many(VectorEnv):
