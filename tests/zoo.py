@@ -206,12 +206,12 @@ class Elimination(Turns):
 
 class TupleEnv(Env):
     """A Gymnasium environment over two agents. It reports its limit of 5 steps as a termination; with `early` it
-    terminates after 2."""
+    terminates after 2. `each` names an end, terminated or truncated, that it reports as a list over agents."""
 
-    def __init__(self, early=False):
+    def __init__(self, early=False, each=None):
         self.observation_space = Tuple((Box(-1, 9, (2,), np.float32), Box(-1, 9, (3,), np.float32)))
         self.action_space = Tuple((Discrete(2), Discrete(4)))
-        self.early, self.max_steps = early, 5
+        self.early, self.max_steps, self.each = early, 5, each
 
     def _obs(self):
         return np.full(2, self.now, np.float32), np.full(3, self.now, np.float32)
@@ -224,7 +224,9 @@ class TupleEnv(Env):
     def step(self, action):
         assert self.action_space.contains(tuple(action)), action
         self.now += 1
-        return self._obs(), [1.0, 2.0], self.now >= (2 if self.early else self.max_steps), False, {}
+        over = {"terminated": self.now >= (2 if self.early else self.max_steps), "truncated": False}
+        ends = [[end] * 2 if name == self.each else end for name, end in over.items()]
+        return self._obs(), [1.0, 2.0], *ends, {}
 
 
 class UnlikeTuples(Env):

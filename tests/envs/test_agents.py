@@ -248,6 +248,14 @@ def test_a_broken_game_is_named(fault, said):
     assert "CountingAgents" in str(caught.value) and "env 0" in str(caught.value)
 
 
+@pytest.mark.parametrize("each", ["terminated", "truncated"])
+def test_an_end_of_each_agent_of_a_tuple_is_refused(each):
+    """A list counts as true, so every episode would be over after one step."""
+    _, env = made("zoo:TupleEnv", f"+env.kwargs.each={each}")
+    with pytest.raises(EnvError, match=rf"env 0 .*returned \[False, False\] as {each}.*one end for all agents"):
+        list(walk(env, 1))
+
+
 def test_own_limits_end_all_agents():
     _, env = made("zoo:CountingAgents", "env.max_episode_steps=4")
     steps = [step for _, _, step in walk(env, 5)]
