@@ -162,7 +162,8 @@ def draw(space: gymnasium.Space, mask: np.ndarray | None, rng: np.random.Generat
         high = np.minimum(space.high.astype(np.float64), 1.0 if not np.isfinite(space.high).all() else BOUNDLESS)
         high = np.maximum(low, high)
         made = rng.uniform(low, high)
-        return (made.round() if space.dtype is not None and space.dtype.kind in "iu" else made).astype(space.dtype)
+        whole = space.dtype is not None and space.dtype.kind in "iu"
+        return np.asarray(np.rint(made) if whole else made, dtype=space.dtype)  # made is a float without any axes
     if isinstance(space, spaces.MultiDiscrete) and mask is not None and mask.size == int(np.sum(space.nvec)):
         ends = np.cumsum(space.nvec.ravel())[:-1]
         chosen = [int(rng.choice(np.flatnonzero(m))) if m.any() else 0 for m in np.split(mask.ravel(), ends)]
@@ -214,7 +215,7 @@ def check_end(report: Findings, name: str, value: Any, where: str) -> None:
     what = f"{name} is {shown(value)} ({type(value).__name__}), which is no bool"
     number = isinstance(value, int | float | np.number) and value in (0, 1)
     report_it = report.warning if number else report.error
-    report_it(f"{name}-type", what, f"return bool({name}), and False where the episode goes on", where)
+    report_it(f"{name}-type", what, "return True where the episode ends, and False where it goes on", where)
 
 
 class Infos:

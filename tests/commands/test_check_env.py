@@ -16,7 +16,7 @@ from rlrun.cli import _dispatch
 from rlrun.commands import check_env
 from rlrun.core.plugins import only_installed
 from rlrun.envs.check_report import Findings, Stop
-from rlrun.envs.check_values import check_mask
+from rlrun.envs.check_values import check_mask, draw
 from rlrun.envs.misfits import misfit
 
 EXAMPLE = Path(__file__).parents[1] / "example"
@@ -125,6 +125,13 @@ def test_others_of_the_example(capsys):
     assert said.startswith("the module my_rl.broken_envs has no Walkk") and said.endswith("Did you mean Walk?")
     assert "There is no option env.max_steps" in found("my_rl.broken_envs:Walk", max_steps=3)["make"][1]
     assert "unexpected keyword argument" in found("my_rl.broken_envs:Walk", kwargs={"size": 3})["make"][1]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_a_number_without_an_axis_is_drawn_as_an_action(dtype):
+    space = spaces.Box(-2, 3, (), dtype)
+    drawn = [draw(space, None, np.random.default_rng(seed)) for seed in range(20)]
+    assert all(space.contains(one) for one in drawn) and len({float(one) for one in drawn}) > 3
 
 
 def test_a_mask_of_several_choices_must_leave_a_value_to_each():
