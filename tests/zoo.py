@@ -278,7 +278,7 @@ class Masked(CountingAgents):
 class Choices(CountingAgents):
     """Agents that may only take action 1, as `where` says: beside the entry "observation", which is a dictionary
     itself, in infos, or in the infos of a alone, where the others may do anything. "nested": in infos, and observations
-    are dictionaries."""
+    are dictionaries. "late": in infos, except those of reset()."""
 
     def __init__(self, where="entry"):
         super().__init__()
@@ -307,7 +307,7 @@ class Choices(CountingAgents):
 
     def reset(self, seed=None, options=None):
         obs, infos = super().reset(seed, options)
-        return obs, self._told(infos)
+        return obs, infos if self.where == "late" else self._told(infos)
 
     def step(self, actions):
         masked = {a: action for a, action in actions.items() if a == "a" or self.where != "info of a"}

@@ -211,6 +211,9 @@ class AgentsEnv:
             number = self._number(agent, env)
             info = infos.get(agent)
             mask = info.get(MASK) if isinstance(info, Mapping) else None
+            if mask is not None and MASK not in self.rows:
+                what = f"told an {MASK} in the info of {agent!r}, and in none of its first reset(): tell it there too"
+                raise self._error(env, what)
             try:
                 write_agent(
                     self.rows, first + number, self.own[number], seen, agent not in waiting, mask, agent in game.present

@@ -163,7 +163,7 @@ def draw(space: gymnasium.Space, mask: np.ndarray | None, rng: np.random.Generat
         high = np.maximum(low, high)
         made = rng.uniform(low, high)
         whole = space.dtype is not None and space.dtype.kind in "iu"
-        return np.asarray(np.rint(made) if whole else made, dtype=space.dtype)  # made is a float without any axes
+        return np.asarray(np.rint(made) if whole else made, dtype=space.dtype)  # without axes, made is a float
     if isinstance(space, spaces.MultiDiscrete) and mask is not None and mask.size == int(np.sum(space.nvec)):
         ends = np.cumsum(space.nvec.ravel())[:-1]
         chosen = [int(rng.choice(np.flatnonzero(m))) if m.any() else 0 for m in np.split(mask.ravel(), ends)]

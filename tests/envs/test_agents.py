@@ -256,6 +256,13 @@ def test_an_end_of_each_agent_of_a_tuple_is_refused(each):
         list(walk(env, 1))
 
 
+def test_a_mask_that_reset_does_not_tell_is_refused():
+    """Rows have no place for it, so that a policy would play illegal actions."""
+    _, env = made("zoo:Choices", "+env.kwargs.where=late")
+    with pytest.raises(EnvError, match=r"env 0 .*told an action_mask in the info of 'a', and in none of its first reset"):
+        list(walk(env, 1, lambda obs: np.ones(6, np.int64)))
+
+
 def test_own_limits_end_all_agents():
     _, env = made("zoo:CountingAgents", "env.max_episode_steps=4")
     steps = [step for _, _, step in walk(env, 5)]
