@@ -98,6 +98,28 @@ class UnlikeAgents(CountingAgents):
         return super().step(actions)
 
 
+class TypedAgents(CountingAgents):
+    """Asserts that actions are in their spaces, which look at the dtype of arrays."""
+
+    SPACES = {  # noqa: RUF012
+        "one choice": Discrete(3, dtype=np.int8),
+        "choices": MultiDiscrete([2, 3], dtype=np.int32),
+        "a number": Box(-1, 1, (), np.float32),
+    }
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.seen = kind, set()
+
+    def action_space(self, agent):
+        return self.SPACES[self.kind]
+
+    def step(self, actions):
+        assert all(self.action_space(agent).contains(action) for agent, action in actions.items()), actions
+        self.seen |= {str(action) for action in actions.values()}
+        return super().step(actions)
+
+
 class Turns:
     """PettingZoo's AEC interface, in 20 lines: two players move in turn, 4 moves each; a move of player i pays the other
     one -1 and the mover nothing, but the last move pays player_0 10."""

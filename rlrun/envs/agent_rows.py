@@ -124,4 +124,4 @@ def one_of(actions: Any, index: int) -> Any:
     if isinstance(actions, tuple):
         return tuple(one_of(part, index) for part in actions)
     one = actions[index]
-    return int(one) if np.ndim(one) == 0 else one
+    return int(one) if isinstance(one, np.integer) else one

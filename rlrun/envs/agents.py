@@ -24,7 +24,7 @@ from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Agents, Box, Discrete, EnvSpec, MultiBinary, Space, any_legal, described, leaves, mask_size
 from rlrun.envs.agent_games import AgentsConfig, AgentsStep, ParallelGame, TupleGame, make_game
 from rlrun.envs.agent_rows import AgentSpaces, action_of, agent_rows, blank, has_entry, one_of, write_agent, write_id
-from rlrun.envs.gym_spaces import MASK, observation_spaces, to_space
+from rlrun.envs.gym_spaces import MASK, observation_spaces, to_space, typed_actions
 from rlrun.envs.infos import numbers_of
 from rlrun.envs.names import numbered
 
@@ -195,6 +195,7 @@ class AgentsEnv:
         self.games = [make_game(cfg, render) for _ in range(count)]
         own = dict(spec.own) if isinstance(spec, AgentsSpec) else spaces_of(self.games[0], cfg.name)
         self.own = [own[name] for name in self.names]
+        self.action_spaces = [self.games[0].spaces(name)[1] for name in self.names]
         self.alike = all(one.action == spec.action for one in self.own)
         self.rows = agent_rows(spec, self.count)
         self.ended = np.zeros(count, dtype=bool)
@@ -334,10 +335,12 @@ class AgentsEnv:
 
     def _action(self, taken: Any, action: Any, column: int) -> Any:
         """The action of one column as its environment takes it."""
-        if taken is not None:
-            return one_of(taken, column)
-        one = map_rows(action, lambda part: part[column : column + 1])
-        return action_of(self.own[column % len(self.names)], one)
+        number = column % len(self.names)
+        if taken is None:
+            given = action_of(self.own[number], map_rows(action, lambda part: part[column : column + 1]))
+        else:
+            given = one_of(taken, column)
+        return typed_actions(self.action_spaces[number], given)
 
     def _record(
         self,

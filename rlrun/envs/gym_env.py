@@ -16,7 +16,7 @@ from rlrun.core.restarts import Remade
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import EnvSpec, any_legal
 from rlrun.envs.gym import GymConfig, SingleConfig, make_one, make_vector
-from rlrun.envs.gym_spaces import MASK, to_rows
+from rlrun.envs.gym_spaces import MASK, to_rows, typed_actions
 from rlrun.envs.named import NamedEnv, global_generators
 from rlrun.envs.names import numbered
 
@@ -96,7 +96,7 @@ class GymEnv:
         return self._checked(to_rows(self.spec, obs), self.ended)
 
     def step(self, action: Any) -> Step:
-        taken = self.spec.action.to_env(action)
+        taken = typed_actions(self.env.action_space, self.spec.action.to_env(action))
         if self.new_tasks and self.ended.any():
             self._renew_tasks(np.flatnonzero(self.ended))
         obs, reward, terminated, truncated, info = self._call("step", lambda: self.env.step(taken))

@@ -263,6 +263,13 @@ def test_a_mask_that_reset_does_not_tell_is_refused():
         list(walk(env, 1, lambda obs: np.ones(6, np.int64)))
 
 
+@pytest.mark.filterwarnings("ignore:.*Casting input x")
+@pytest.mark.parametrize("kind", ["one choice", "choices", "a number"])
+def test_actions_of_agents_are_in_their_spaces(kind):
+    _, env = made("zoo:TypedAgents", f"+env.kwargs.kind='{kind}'")
+    assert len(list(walk(env, 13))) == 13 and len(env.games[0].env.seen) > 2, "numbers are not rounded"
+
+
 def test_own_limits_end_all_agents():
     _, env = made("zoo:CountingAgents", "env.max_episode_steps=4")
     steps = [step for _, _, step in walk(env, 5)]

@@ -71,6 +71,35 @@ def test_what_is_drawn_for_rlrun_is_drawn_as_a_picture_whatever_the_user_asks_fo
     env.close()
 
 
+class Typed(gymnasium.Env):
+    """Asserts that its actions are in its space, which looks at their dtype."""
+
+    observation_space = spaces.Box(-1, 1, (2,), np.float32)
+    SPACES: ClassVar[dict] = {
+        "one choice": spaces.Discrete(4, start=3, dtype=np.int8),
+        "choices": spaces.MultiDiscrete([2, 3], start=[1, 2], dtype=np.int32),
+        "a number": spaces.Box(-1, 1, (), np.float64),
+        "nested": spaces.Dict(a=spaces.Tuple([spaces.Discrete(2, dtype=np.uint8), spaces.MultiBinary(2)])),
+    }
+
+    def __init__(self, kind):
+        self.action_space = self.SPACES[kind]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), f"{action!r} is not in {self.action_space}"
+        return np.zeros(2, np.float32), 1.0, False, False, {}
+
+
+@pytest.mark.filterwarnings("ignore:.*Casting input x")
+@pytest.mark.parametrize("kind", Typed.SPACES)
+def test_actions_have_the_dtype_of_their_space(kind):
+    assert sum(step.reward.sum() for _, _, step in walk(made(f"{__name__}:Typed", f"++env.kwargs.kind='{kind}'")[1], 9)) == 18
+
+
 class Halved(gymnasium.Env):
     """Two choices, of 2 and 3 values. From the step `since` on, the mask leaves the second one none."""
 
