@@ -386,4 +386,4 @@ def first_values(action: Space) -> np.ndarray:
 
 def any_legal(action: Space, mask: np.ndarray) -> np.ndarray:
     """Whether masks [..., mask_size(action)] leave a legal action [...], which needs a legal value of every choice."""
-    return np.logical_or.reduceat(mask != 0, first_values(action), axis=-1).all(-1)
+    return np.all(np.logical_or.reduceat(mask != 0, first_values(action), axis=-1), axis=-1)
