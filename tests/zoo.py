@@ -2,7 +2,7 @@
 
 import numpy as np
 from gymnasium import Env, register
-from gymnasium.spaces import Box, Dict, Discrete, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 
 
 class CountingAgents:
@@ -98,6 +98,28 @@ class UnlikeAgents(CountingAgents):
         return super().step(actions)
 
 
+class TypedAgents(CountingAgents):
+    """Asserts that actions are in their spaces, which look at the dtype of arrays."""
+
+    SPACES = {  # noqa: RUF012
+        "one choice": Discrete(3, dtype=np.int8),
+        "choices": MultiDiscrete([2, 3], dtype=np.int32),
+        "a number": Box(-1, 1, (), np.float32),
+    }
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.seen = kind, set()
+
+    def action_space(self, agent):
+        return self.SPACES[self.kind]
+
+    def step(self, actions):
+        assert all(self.action_space(agent).contains(action) for agent, action in actions.items()), actions
+        self.seen |= {str(action) for action in actions.values()}
+        return super().step(actions)
+
+
 class Turns:
     """PettingZoo's AEC interface, in 20 lines: two players move in turn, 4 moves each; a move of player i pays the other
     one -1 and the mover nothing, but the last move pays player_0 10."""
@@ -152,6 +174,29 @@ class Turns:
     def close(self): ...
 
 
+class TurnsOfChoices(Turns):
+    """Turns in which a move is two choices, of 2 and 3 values. Before the move `stuck`, the mask of the one who moves
+    leaves the second choice no value."""
+
+    def __init__(self, stuck=None):
+        super().__init__()
+        self.stuck = stuck
+
+    def observation_space(self, agent):
+        return Dict(observation=Box(0, 100, (2,), np.float32), action_mask=Box(0, 1, (5,), np.int8))
+
+    def action_space(self, agent):
+        return MultiDiscrete([2, 3])
+
+    def observe(self, agent):
+        moves = [0, 1, 0, 0, 0] if self.moves == self.stuck else [0, 1, 0, 1, 1]
+        mask = np.array(moves if agent == self.agent_selection else [0] * 5, np.int8)
+        return super().observe(agent) | {"action_mask": mask}
+
+    def step(self, action):
+        super().step(None if action is None else int(action[0] and action[1]))
+
+
 class Elimination(Turns):
     """Three players move in the order 0, 1, 2 and are paid 1 for a move. The first move ends player_2, who stays in
     `agents` until it is its turn. The game is over after four moves."""
@@ -183,12 +228,12 @@ class Elimination(Turns):
 
 class TupleEnv(Env):
     """A Gymnasium environment over two agents. It reports its limit of 5 steps as a termination; with `early` it
-    terminates after 2."""
+    terminates after 2. `each` names an end, terminated or truncated, that it reports as a list over agents."""
 
-    def __init__(self, early=False):
+    def __init__(self, early=False, each=None):
         self.observation_space = Tuple((Box(-1, 9, (2,), np.float32), Box(-1, 9, (3,), np.float32)))
         self.action_space = Tuple((Discrete(2), Discrete(4)))
-        self.early, self.max_steps = early, 5
+        self.early, self.max_steps, self.each = early, 5, each
 
     def _obs(self):
         return np.full(2, self.now, np.float32), np.full(3, self.now, np.float32)
@@ -201,7 +246,9 @@ class TupleEnv(Env):
     def step(self, action):
         assert self.action_space.contains(tuple(action)), action
         self.now += 1
-        return self._obs(), [1.0, 2.0], self.now >= (2 if self.early else self.max_steps), False, {}
+        over = {"terminated": self.now >= (2 if self.early else self.max_steps), "truncated": False}
+        ends = [[end] * 2 if name == self.each else end for name, end in over.items()]
+        return self._obs(), [1.0, 2.0], *ends, {}
 
 
 class UnlikeTuples(Env):
@@ -253,7 +300,7 @@ class Masked(CountingAgents):
 class Choices(CountingAgents):
     """Agents that may only take action 1, as `where` says: beside the entry "observation", which is a dictionary
     itself, in infos, or in the infos of a alone, where the others may do anything. "nested": in infos, and observations
-    are dictionaries."""
+    are dictionaries. "late": in infos, except those of reset()."""
 
     def __init__(self, where="entry"):
         super().__init__()
@@ -282,7 +329,7 @@ class Choices(CountingAgents):
 
     def reset(self, seed=None, options=None):
         obs, infos = super().reset(seed, options)
-        return obs, self._told(infos)
+        return obs, infos if self.where == "late" else self._told(infos)
 
     def step(self, actions):
         masked = {a: action for a, action in actions.items() if a == "a" or self.where != "info of a"}

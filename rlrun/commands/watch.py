@@ -141,7 +141,7 @@ def drawn_env(trained: Any, seeds: Any) -> DrawnEnv:
     from rlrun.envs.agent_games import AgentsConfig
     from rlrun.envs.agents import AgentsEnv
     from rlrun.envs.atari import AtariConfig, AtariEnv
-    from rlrun.envs.gym import GymEnv
+    from rlrun.envs.gym_env import GymEnv
     from rlrun.envs.registry import Factory
 
     cfg, spec = trained.config.env, trained.spec

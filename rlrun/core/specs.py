@@ -359,18 +359,31 @@ def random_actions(spec: EnvSpec, rows: Mapping[str, Any], count: int, rng: np.r
     legal; if a mask allows no action, as at an end, any action may be drawn."""
     if "action_mask" not in rows:
         return spec.action.sample(rng, count)
-    sizes = (spec.action.n,) if isinstance(spec.action, Discrete) else spec.action.sizes  # type: ignore[union-attr]
+    sizes = choice_sizes(spec.action)
     # Every legal action is equally likely to have the largest of these random weights.
     weights = rng.random(rows["action_mask"].shape) * (rows["action_mask"] != 0)
     picks = [part.argmax(1) for part in np.split(weights, np.cumsum(sizes)[:-1], axis=1)]
     return picks[0] if isinstance(spec.action, Discrete) else np.stack(picks, 1).reshape(count, *spec.action.shape)  # type: ignore[union-attr]
 
 
+def choice_sizes(action: Space) -> tuple[int, ...]:
+    """How many values each choice of an action has; empty if it is not made of choices."""
+    if isinstance(action, Discrete):
+        return (action.n,)
+    return action.sizes if isinstance(action, MultiDiscrete) else ()
+
+
 def mask_size(action: Space) -> int | None:
     """The number of switches in an action mask of this space, concatenated over its choices; None if nothing can be
     masked."""
-    if isinstance(action, Discrete):
-        return action.n
-    if isinstance(action, MultiDiscrete):
-        return sum(action.sizes)
-    return None
+    return sum(choice_sizes(action)) or None
+
+
+def first_values(action: Space) -> np.ndarray:
+    """Where the switches of each choice begin in an action mask of this space [choices]."""
+    return np.cumsum((0, *choice_sizes(action)))[:-1]
+
+
+def any_legal(action: Space, mask: np.ndarray) -> np.ndarray:
+    """Whether masks [..., mask_size(action)] leave a legal action [...], which needs a legal value of every choice."""
+    return np.all(np.logical_or.reduceat(mask != 0, first_values(action), axis=-1), axis=-1)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlrun.core.env import Rows, map_rows
-from rlrun.core.specs import Box, Discrete, EnvSpec, Nested, Space, mask_size
+from rlrun.core.specs import Box, Discrete, EnvSpec, Nested, Space, any_legal, first_values, mask_size
 from rlrun.envs.gym_spaces import MASK
 
 
@@ -24,16 +24,16 @@ class AgentSpaces:
 def agent_rows(spec: EnvSpec, count: int) -> Rows:
     """Rows of zeros for `count` columns, in which no agent is there."""
     rows = {name: _zeros(spec.obs[name], count) for name in ("observation", MASK) if name in spec.obs}
-    blank(rows, slice(None))
+    blank(spec.action, rows, slice(None))
     return rows
 
 
-def blank(rows: Rows, columns: Any) -> None:
+def blank(action: Space, rows: Rows, columns: Any) -> None:
     """Makes the rows of agents that are not there 0, with one legal action."""
-    for name, part in rows.items():
+    for part in rows.values():
         map_rows(part, lambda leaf: leaf.__setitem__(columns, 0))
-        if name == MASK:
-            part[columns, 0] = 1
+    for first in first_values(action) if MASK in rows else ():
+        rows[MASK][columns, first] = 1
 
 
 def write_agent(
@@ -63,12 +63,16 @@ def write_agent(
     legal = rows[MASK][column]
     legal[:] = 0
     if not decides:
-        legal[0] = 1
+        legal[first_values(own.action)] = 1
         return
     legal[: mask_size(own.action)] = 1
-    given = np.zeros(0) if mask is None else np.asarray(mask).reshape(-1)
-    if given.any() or (given.size and there):
-        legal[: given.size] = given != 0  # what ends an episode may show a mask without a legal action
+    if mask is None:
+        return
+    given = np.ravel(mask)
+    if given.size and (
+        there or any_legal(own.action, given)
+    ):  # what ends an episode may show a mask without a legal action
+        legal[: given.size] = given != 0
 
 
 def has_entry(space: Space) -> bool:
@@ -120,4 +124,4 @@ def one_of(actions: Any, index: int) -> Any:
     if isinstance(actions, tuple):
         return tuple(one_of(part, index) for part in actions)
     one = actions[index]
-    return int(one) if np.ndim(one) == 0 else one
+    return int(one) if isinstance(one, np.integer) else one

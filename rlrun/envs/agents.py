@@ -21,10 +21,11 @@ from rlrun.core.errors import EnvError, UserError, closest, told
 from rlrun.core.pulse import RESET, doing, next_step
 from rlrun.core.restarts import Remade
 from rlrun.core.seeding import Seeds
-from rlrun.core.specs import Agents, Box, Discrete, EnvSpec, MultiBinary, Space, described, leaves, mask_size
+from rlrun.core.specs import Agents, Box, Discrete, EnvSpec, MultiBinary, Space, any_legal, described, leaves, mask_size
 from rlrun.envs.agent_games import AgentsConfig, AgentsStep, ParallelGame, TupleGame, make_game
 from rlrun.envs.agent_rows import AgentSpaces, action_of, agent_rows, blank, has_entry, one_of, write_agent, write_id
-from rlrun.envs.gym_spaces import MASK, observation_spaces, to_space
+from rlrun.envs.gym_spaces import MASK, observation_spaces, to_space, typed_actions
+from rlrun.envs.infos import numbers_of
 from rlrun.envs.names import numbered
 
 GROUP = "agents"  # the name of the group of all agents, which share one policy
@@ -194,6 +195,7 @@ class AgentsEnv:
         self.games = [make_game(cfg, render) for _ in range(count)]
         own = dict(spec.own) if isinstance(spec, AgentsSpec) else spaces_of(self.games[0], cfg.name)
         self.own = [own[name] for name in self.names]
+        self.action_spaces = [self.games[0].spaces(name)[1] for name in self.names]
         self.alike = all(one.action == spec.action for one in self.own)
         self.rows = agent_rows(spec, self.count)
         self.ended = np.zeros(count, dtype=bool)
@@ -210,6 +212,9 @@ class AgentsEnv:
             number = self._number(agent, env)
             info = infos.get(agent)
             mask = info.get(MASK) if isinstance(info, Mapping) else None
+            if mask is not None and MASK not in self.rows:
+                what = f"told an {MASK} in the info of {agent!r}, and in none of its first reset(): tell it there too"
+                raise self._error(env, what)
             try:
                 write_agent(
                     self.rows, first + number, self.own[number], seen, agent not in waiting, mask, agent in game.present
@@ -229,7 +234,7 @@ class AgentsEnv:
         return number
 
     def _blank(self, columns: Any) -> None:
-        blank(self.rows, columns)
+        blank(self.spec.action, self.rows, columns)
 
     def _error(self, env: int, what: str) -> EnvError:
         return EnvError(self.name, self.numbers[env : env + 1], self.env_seeds[env], what)
@@ -330,10 +335,12 @@ class AgentsEnv:
 
     def _action(self, taken: Any, action: Any, column: int) -> Any:
         """The action of one column as its environment takes it."""
-        if taken is not None:
-            return one_of(taken, column)
-        one = map_rows(action, lambda part: part[column : column + 1])
-        return action_of(self.own[column % len(self.names)], one)
+        number = column % len(self.names)
+        if taken is None:
+            given = action_of(self.own[number], map_rows(action, lambda part: part[column : column + 1]))
+        else:
+            given = one_of(taken, column)
+        return typed_actions(self.action_spaces[number], given)
 
     def _record(
         self,
@@ -395,10 +402,9 @@ class AgentsEnv:
             self.there[first + self.index[agent]] = True
         self.ended[env] = over
         for agent, told_of in outcome.info.items():
-            for key, value in told_of.items() if isinstance(told_of, Mapping) else ():
-                if isinstance(value, bool | int | float | np.number | np.bool_):
-                    kept = info.setdefault(key, np.full(self.count, np.nan))
-                    kept[first + self._number(agent, env)] = float(value)
+            for key, value in numbers_of(told_of).items() if isinstance(told_of, Mapping) else ():
+                kept = info.setdefault(key, np.full(self.count, np.nan))
+                kept[first + self._number(agent, env)] = value
 
     def _check(self, action: Any) -> None:
         """Raises EnvError for observations that are not finite and masks without a legal action."""
@@ -410,7 +416,7 @@ class AgentsEnv:
 
         map_rows(self.rows["observation"], check)
         if MASK in self.rows:
-            stuck = ~self.rows[MASK].any(1) & self.there & ~np.repeat(self.ended, len(self.names))
+            stuck = ~any_legal(self.spec.action, self.rows[MASK]) & self.there & ~np.repeat(self.ended, len(self.names))
             if stuck.any():
                 raise self._bad(int(np.argmax(stuck)), "an action_mask that leaves no legal action")
 

@@ -1,11 +1,14 @@
 """Atari games through ale-py's C++ vector environment.
 
-ale-py differs from DeepMind's wrappers in three ways, which this module makes up for:
+ale-py differs from DeepMind's wrappers in three ways, which this module makes up for, and in a fourth:
 - It can clip rewards, which hides the raw ones. This is switched off, because learning clips them.
 - Its `episodic_life` restarts the whole game at every lost life. `life_loss_info` is used instead: the game goes on and
   the row is terminated.
 - It presses FIRE after a reset but not after a lost life. AtariEnv does so, and marks the row as dead, because the
   action was not the agent's decision.
+- DeepMind's wrappers draw 1 to noop_max no-ops and press FIRE afterwards. ale-py draws 0 to noop_max - 1, and FIRE is
+  one of them: a noop_max of 30 means 0 to 28 no-ops, or 0 to 29 where FIRE is not pressed. 0 and 1 mean none, and with
+  FIRE so does 2. Tables were published with such games, so they stay as they are.
 
 ale-py is optional because it is GPL-2.0; it is imported only when an Atari game is asked for.
 """

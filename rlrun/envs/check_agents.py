@@ -207,21 +207,27 @@ class AgentsChecks:
         with global_generators(3):
             left = first.equals(self.episode(used, 5))
         if left is not None:
-            report.error("reset-leaves",
-                         f"reset() does not put everything back: {left} differs from that of a new instance",
-                         "set every attribute that step() changes in reset()",
-                         "reset(seed=5) after other episodes, beside the first reset(seed=5) of a new one")  # fmt: skip
+            mend = (
+                "set every attribute that step() changes in reset(), unless this is meant, as in a curriculum that"
+                " counts its episodes"
+            )
+            report.warning(
+                "reset-leaves",
+                f"reset() does not put everything back: {left} differs from that of a new instance",
+                mend,
+                "reset(seed=5) after other episodes, beside the first reset(seed=5) of a new one",
+            )
         if all(first.equals(self.episode(one, seed)) is None for seed in (6, 7, 8)):
             report.note("seeds-alike", "different seeds give the same episode where the actions are the same",
                         "if it draws random numbers, seed them from reset's seed")  # fmt: skip
         self.begin(one, None)
-        return left is None
+        return True
 
     def shared(self) -> None:
         """Whether instances in one process disturb each other."""
         self.report.tell(("doing", "steps two instances in turn"))
+        alone = self.episode(self.new("makes one that is stepped alone"), 9)
         one, two = self.new("makes one of two"), self.new("makes the other of two")
-        alone = self.episode(one, 9)
         rng, other = self.rng(2), self.rng(3)
         held = ComparedEpisode(copied(self.begin(one, 9)), [])
         self.begin(two, 10)

@@ -9,8 +9,10 @@ import numpy as np
 from gymnasium import spaces
 
 from rlrun.core.errors import UserError
+from rlrun.core.specs import any_legal
 from rlrun.envs.check_report import Findings, shown
 from rlrun.envs.gym_spaces import MASK, observation_spaces, to_space
+from rlrun.envs.infos import is_number
 from rlrun.envs.misfits import first_of, index_text
 
 BOUNDLESS = 1e30  # larger bounds, such as the largest float32, bound nothing
@@ -143,11 +145,12 @@ def check_mask(report: Findings, mask: np.ndarray, action: gymnasium.Space, over
     if mask.size != wanted:
         report.error("action-mask", f"the action_mask has {mask.size} numbers for {wanted} actions", mend, where)
         return False
-    if not over and not mask.any():
-        what = "the action_mask leaves no legal action, although the episode goes on"
-        report.error("action-mask", what, "leave one action legal, or end the episode", where)
-        return False
-    return bool(mask.any())
+    legal = bool(any_legal(to_space(action, "action", where), mask.ravel()))
+    if not over and not legal:
+        choice = "action" if isinstance(action, spaces.Discrete) else "value of one of its choices"
+        what = f"the action_mask leaves no legal {choice}, although the episode goes on"
+        report.error("action-mask", what, f"leave one {choice} legal, or end the episode", where)
+    return legal
 
 
 def draw(space: gymnasium.Space, mask: np.ndarray | None, rng: np.random.Generator) -> Any:
@@ -159,7 +162,8 @@ def draw(space: gymnasium.Space, mask: np.ndarray | None, rng: np.random.Generat
         high = np.minimum(space.high.astype(np.float64), 1.0 if not np.isfinite(space.high).all() else BOUNDLESS)
         high = np.maximum(low, high)
         made = rng.uniform(low, high)
-        return (made.round() if space.dtype is not None and space.dtype.kind in "iu" else made).astype(space.dtype)
+        whole = space.dtype is not None and space.dtype.kind in "iu"
+        return np.asarray(np.rint(made) if whole else made, dtype=space.dtype)  # without axes, made is a float
     if isinstance(space, spaces.MultiDiscrete) and mask is not None and mask.size == int(np.sum(space.nvec)):
         ends = np.cumsum(space.nvec.ravel())[:-1]
         chosen = [int(rng.choice(np.flatnonzero(m))) if m.any() else 0 for m in np.split(mask.ravel(), ends)]
@@ -211,15 +215,15 @@ def check_end(report: Findings, name: str, value: Any, where: str) -> None:
     what = f"{name} is {shown(value)} ({type(value).__name__}), which is no bool"
     number = isinstance(value, int | float | np.number) and value in (0, 1)
     report_it = report.warning if number else report.error
-    report_it(f"{name}-type", what, f"return bool({name}), and False where the episode goes on", where)
+    report_it(f"{name}-type", what, "return True where the episode ends, and False where it goes on", where)
 
 
 class Infos:
-    """Looks at all infos of an environment, because Gymnasium must be able to gather those of several in arrays."""
+    """Looks at all infos of an environment, whose numbers are logged."""
 
     def __init__(self, report: Findings):
         self.report = report
-        self.kinds: dict[Any, Any] = {}
+        self.numbers: dict[str, bool] = {}  # whether the first value of an entry was a number
 
     def check(self, info: Any, where: str) -> None:
         report = self.report
@@ -234,22 +238,10 @@ class Infos:
                 continue
             if value is None or key == MASK:
                 continue
-            kind = self._kind(value)
-            known = self.kinds.setdefault(key, kind)
-            if kind != known and "object" not in (kind[0], known[0]):
-                what = f"info[{key!r}] is {self._said(kind)} here and was {self._said(known)} before"
-                mend = "give an entry one type and one shape, since those of several environments become one array"
-                report.warning("info-kind", what, mend, where)
+            if self.numbers.setdefault(key, is_number(value)) != is_number(value):
+                what = f"info[{key!r}] is {shown(value)} here and was {'no' if is_number(value) else 'a'} number before"
+                mend = f"give it numbers alone; sample/info/{key} is the mean over the steps that tell a number"
+                report.note("info-kind", what, mend, where)
             if isinstance(value, float | np.floating) and not np.isfinite(value):
-                what = f"info[{key!r}] is {value}, and so will be its mean, sample/info/{key}"
+                what = f"info[{key!r}] is {value}, which its mean, sample/info/{key}, leaves out"
                 report.warning("info-finite", what, "leave the entry out where there is no number", where)
-
-    def _kind(self, value: Any) -> tuple[str, Any]:
-        if isinstance(value, bool | int | float | np.number | np.bool_):
-            return "number", ()
-        if isinstance(value, np.ndarray):
-            return "array", value.shape
-        return ("dict", ()) if isinstance(value, dict) else ("object", ())
-
-    def _said(self, kind: tuple[str, Any]) -> str:
-        return {"number": "a number", "dict": "a dict"}.get(kind[0], f"an array of the shape {kind[1]}")

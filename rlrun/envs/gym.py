@@ -1,31 +1,28 @@
-"""Gymnasium environments, through their own vectorised implementation or else one after another in this process."""
+"""Gymnasium environments: their options, how one is made, and what its spaces are. envs/gym_env.py steps many."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rlrun.core.conditions import REWARDS, OnlyFor, OnlyWith
-from rlrun.core.env import Rows, Step, map_rows
-from rlrun.core.errors import EnvError, UserError, closest, told
+from rlrun.core.errors import UserError, closest
 from rlrun.core.installing import install_line
 from rlrun.core.plugins import import_named, load_object
 from rlrun.core.ranges import Count
-from rlrun.core.restarts import Remade
-from rlrun.core.seeding import Seeds
-from rlrun.core.specs import Box, EnvSpec, leaves
+from rlrun.core.specs import Box, EnvSpec, any_legal, leaves
 from rlrun.envs import drawing, rewards
-from rlrun.envs.gym_spaces import MASK, observation_spaces, to_rows, to_space
+from rlrun.envs.gym_spaces import MASK, observation_spaces, to_space
 from rlrun.envs.limits import TimeLimits
 from rlrun.envs.mujoco import listen, uses_mujoco
-from rlrun.envs.named import NamedEnv, global_generators
-from rlrun.envs.names import absent, check_present, numbered
+from rlrun.envs.names import absent, check_present
 from rlrun.envs.wrapped import Pixels, Repeat
 
 CHANGE_NOTHING = (
@@ -77,6 +74,14 @@ class GymConfig(SingleConfig):
     size: Annotated[int, Count, OnlyWith("observation", "pixels")]
     action_repeat: Annotated[int, Count]
 
+    def __post_init__(self):
+        super().__post_init__()
+        if "max_episode_steps" in self.kwargs:  # gymnasium.make takes it for itself, and rlrun would not know it
+            raise ValueError(
+                "kwargs cannot hold max_episode_steps: the time limit is env.max_episode_steps=N, and an argument of"
+                " your class needs another name"
+            )
+
     @property
     def draws(self) -> bool:
         return self.observation == "pixels"
@@ -85,6 +90,11 @@ class GymConfig(SingleConfig):
     def untouched(self) -> bool:
         """Whether rlrun changes nothing of the environment."""
         return not (self.wrappers or self.draws or self.action_repeat > 1)
+
+    @property
+    def vectorised(self) -> bool:
+        """Whether a vectorised implementation of the environment's own can step it in training."""
+        return self.untouched and self.registered().vector_entry_point is not None
 
     def registered(self) -> gymnasium.envs.registration.EnvSpec:
         """What Gymnasium makes the environment from."""
@@ -99,7 +109,7 @@ class GymConfig(SingleConfig):
             drawing.without_screen()
             if uses_mujoco(spec):
                 drawing.check(self.name)
-        env: gymnasium.Env = gymnasium.make(spec, **_overrides(self), **more)
+        env: gymnasium.Env = gymnasium.make(spec, **(overrides(self) | more))
         env = Repeat(env, self.action_repeat) if self.action_repeat > 1 else env
         return Pixels(env, self.size) if self.draws else env
 
@@ -150,7 +160,7 @@ def make_spec(cfg: SingleConfig) -> EnvSpec:
     try:
         action = to_space(env.action_space, "action", cfg.name)
         obs = observation_spaces(env.observation_space, action, cfg.name)
-        if MASK in obs and not _first(env, cfg.name)[MASK].any():
+        if MASK in obs and not any_legal(action, np.ravel(_first(env, cfg.name)[MASK])):
             raise UserError(f"{cfg.name} begins with an action_mask that leaves no legal action")
         if cfg.draws:
             own = env.unwrapped.observation_space
@@ -169,6 +179,8 @@ def make_spec(cfg: SingleConfig) -> EnvSpec:
         notes = _left_out(env)
     finally:
         env.close()
+    if isinstance(cfg, GymConfig) and cfg.vectorised:
+        make_vector(cfg, 1).close()
     for _, part in leaves(action):
         if (
             isinstance(part, Box)
@@ -200,7 +212,8 @@ def _left_out(env: gymnasium.Env) -> tuple[str, ...]:
     )
 
 
-def _made(cfg: SingleConfig, make: Callable[[], Any]) -> Any:
+def _made(cfg: SingleConfig, make: Callable[[], Any], how: str = "") -> Any:
+    """What make() returns. how: words for the error that say by what it is made."""
     try:
         return make()
     except UserError:
@@ -208,7 +221,7 @@ def _made(cfg: SingleConfig, make: Callable[[], Any]) -> Any:
     except Exception as error:  # the user's own constructor may raise anything
         if isinstance(error, gymnasium.error.DependencyNotInstalled | ImportError):
             check_present("gym", cfg.name)  # names rlrun's extra; a tuned file's env was not looked at before
-        raise UserError(f"env={cfg.name} cannot be made: {type(error).__name__}: {error}") from None
+        raise UserError(f"env={cfg.name} cannot be made{how}: {type(error).__name__}: {error}") from None
 
 
 def _first(env: gymnasium.Env, name: str) -> Any:
@@ -247,6 +260,28 @@ def make_one(cfg: SingleConfig, render: bool = False) -> gymnasium.Env:
     return gymnasium.wrappers.FilterObservation(env, kept) if kept else env
 
 
+def make_vector(cfg: GymConfig, count: int) -> VectorEnv:
+    """Makes `count` environments as their own vectorised implementation. Raises UserError if that fails, or if it does
+    not say that it begins new episodes as AutoresetMode.NEXT_STEP."""
+    spec = cfg.registered()
+
+    def make() -> VectorEnv:
+        with warnings.catch_warnings():  # Gymnasium warns of what is refused or understood below
+            warnings.filterwarnings("ignore", "(?s).*AutoresetMode")
+            return gymnasium.make_vec(spec, count, vectorization_mode="vector_entry_point", **overrides(cfg))
+
+    env = _made(cfg, make, " by its vector_entry_point")
+    said = env.metadata.get("autoreset_mode")
+    if said not in (AutoresetMode.NEXT_STEP, AutoresetMode.NEXT_STEP.value):
+        env.close()
+        how = "does not say how it resets" if said is None else f"resets by {said}"
+        raise UserError(
+            f"env={cfg.name}: its vectorised implementation {how}; let it begin a new episode in the step after an end,"
+            " and say metadata['autoreset_mode'] = AutoresetMode.NEXT_STEP"
+        )
+    return env
+
+
 def wrapped_by(env: gymnasium.Env) -> str | None:
     """The name of a wrapper that may change what an environment shows or pays, or None if there is none. Those of
     CHANGE_NOTHING do neither."""
@@ -270,7 +305,8 @@ def texts(env: gymnasium.Env) -> tuple[str, ...]:
     )
 
 
-def _overrides(cfg: GymConfig) -> dict[str, Any]:
+def overrides(cfg: GymConfig) -> dict[str, Any]:
+    """What gymnasium.make is given beside the environment's name. A limit counts the environment's own steps."""
     limit = cfg.max_episode_steps
     return dict(cfg.kwargs) | ({} if limit is None else {"max_episode_steps": limit * cfg.action_repeat})
 
@@ -284,204 +320,3 @@ def render_modes(cfg: SingleConfig) -> list[str]:
         return list(env.metadata.get("render_modes", []))
     finally:
         env.close()
-
-
-def numbers(info: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Returns the numeric scalars of a vector environment's info, each [B] float64, NaN where one gave none."""
-    found = {}
-    for name, value in info.items():
-        given = info.get(f"_{name}")
-        if given is not None and isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "bif":
-            found[name] = np.where(given, value, np.nan)
-    return found
-
-
-class GymEnv:
-    """`count` environments with Gymnasium's NEXT_STEP autoreset: the row after an end is dead and only resets."""
-
-    def __init__(
-        self,
-        cfg: SingleConfig,
-        spec: EnvSpec,
-        seeds: Seeds,
-        stream: str,
-        worker: int,
-        count: int,
-        render: bool = False,
-        new_tasks: bool = False,
-        restarts: bool = False,
-    ):
-        """new_tasks: whether every episode has a new task; otherwise tasks are set by set_tasks(). restarts: whether an
-        environment that raises is made anew."""
-        self.cfg, self.spec, self.count, self.new_tasks = cfg, spec, count, new_tasks
-        self.seeds, self.stream, self.worker = seeds, stream, worker
-        self.name, self.numbers = numbered(cfg.name, stream, worker, count)
-        self.env: Any
-        self.remade = Remade(count, restarts)
-        self.tasks: list[Any] | None = None
-        self.drawer: gymnasium.Env | None = None  # draws tasks while the others play
-        self.draws = 0  # of the drawer since reset()
-        # Wrappers, rendering and searches need single environments.
-        alone = render or spec.game is not None
-        registered = find(cfg.name) if isinstance(cfg, GymConfig) and cfg.untouched and not alone else None
-        self.native = registered is not None and registered.vector_entry_point is not None
-        if isinstance(cfg, GymConfig) and registered is not None and self.native:
-            mode, overrides = "vector_entry_point", _overrides(cfg)
-            self.env = gymnasium.make_vec(registered, count, vectorization_mode=mode, **overrides)
-        else:
-
-            def one(index: int):
-                return lambda: NamedEnv(
-                    lambda: make_one(cfg, render), self.name, self.numbers[index], index, self.remade, self._new
-                )
-
-            self.env = SyncVectorEnv(
-                [one(index) for index in range(count)], copy=False, autoreset_mode=AutoresetMode.NEXT_STEP
-            )
-        mode = self.env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
-        if mode != AutoresetMode.NEXT_STEP:
-            raise UserError(f"{cfg.name}'s vectorised implementation resets by {mode}; rlrun needs NEXT_STEP")
-        self.ended = np.zeros(count, dtype=bool)
-        self.generation = 0
-
-    def _new(self, named: NamedEnv) -> int:
-        """Prepares an environment that was made anew, and returns its seed, which no other has."""
-        slot, times = named.slot, self.remade.times[named.slot]
-        if self.tasks is not None:
-            named.get_wrapper_attr("set_task")(self.tasks[slot])
-        seed = self.seeds.integer(f"{self.stream}-anew", self.worker, slot, self.generation, times)
-        self.env_seeds[slot] = seed
-        return seed
-
-    def reset(self, generation: int) -> Rows:
-        self.generation, self.draws = generation, 0
-        if self.new_tasks:
-            self.set_tasks(
-                self.sample_tasks(self.count, self.seeds.integer(f"{self.stream}-tasks", self.worker, generation))
-            )
-        self.env_seeds = [self.seeds.integer(self.stream, self.worker, slot, generation) for slot in range(self.count)]
-        obs, _ = self._call("reset", lambda: self.env.reset(seed=self.env_seeds[0] if self.native else self.env_seeds))
-        self.ended = np.zeros(self.count, dtype=bool)
-        self.remade.keep()
-        return self._checked(to_rows(self.spec, obs), self.ended)
-
-    def step(self, action: Any) -> Step:
-        taken = self.spec.action.to_env(action)
-        if self.new_tasks and self.ended.any():
-            self._renew_tasks(np.flatnonzero(self.ended))
-        obs, reward, terminated, truncated, info = self._call("step", lambda: self.env.step(taken))
-        began, failed = self.ended, self.remade.take(self.ended)
-        if failed:  # their rows are dead, as those of an environment that is reset
-            began = began.copy()
-            began[list(failed)] = True
-        reward = np.asarray(reward, dtype=np.float32)
-        if not np.isfinite(reward).all():
-            raise self._bad(
-                int(np.argmin(np.isfinite(reward))), f"the reward {reward[~np.isfinite(reward)][0]}", action
-            )
-        self.ended = terminated | truncated
-        return Step(
-            self._checked(to_rows(self.spec, obs), self.ended, action),
-            reward,
-            terminated.copy(),
-            truncated.copy(),
-            ~began,
-            began,
-            numbers(info),
-            failed=self.remade.told(failed),
-        )
-
-    def sample_tasks(self, count: int, seed: int) -> list[Any]:
-        return self._drawn(self.env if self.native else self.env.envs[0], count, seed)
-
-    def _drawn(self, one: Any, count: int, seed: int) -> list[Any]:
-        """Tasks that an environment, or a vector of them, draws after a reset."""
-
-        def sample() -> Any:
-            with global_generators(seed):  # RLlib's examples draw from NumPy's global generator
-                one.reset(seed=seed)
-                draw = one.get_wrapper_attr("sample_tasks") if isinstance(one, gymnasium.Env) else one.sample_tasks
-                return draw(count)
-
-        tasks = self._call("sample_tasks", sample)
-        try:
-            made = list(tasks)
-        except TypeError:
-            made = []
-        if len(made) != count:
-            what = f"returned {' '.join(repr(tasks).split())} from sample_tasks({count}), which are not {count} tasks"
-            raise EnvError(self.name, self.numbers[:1], seed, what)
-        return made
-
-    def set_tasks(self, tasks: Sequence[Any]) -> None:
-        self.tasks = list(tasks)
-        self._give_tasks(range(self.count))
-
-    def _give_tasks(self, columns: Iterable[int]) -> None:
-        """Tells the environments of these columns, which are not in the middle of an episode, their tasks."""
-        tasks = self.tasks
-        assert tasks is not None and len(tasks) == self.count
-
-        def give() -> None:
-            if self.native:
-                self.env.set_tasks(tasks)
-                return
-            for column in columns:
-                self.env.envs[column].get_wrapper_attr("set_task")(tasks[column])
-
-        self._call("set_task", give)
-
-    def _renew_tasks(self, columns: Sequence[int] | np.ndarray) -> None:
-        """Gives columns whose episodes have ended new tasks, before the step that resets them."""
-        assert self.tasks is not None
-        if self.drawer is None:
-            self.drawer = self._call("sample_tasks", lambda: make_one(self.cfg))
-        self.draws += 1
-        seed = self.seeds.integer(f"{self.stream}-tasks", self.worker, self.generation, self.draws)
-        drawn = self._drawn(self.drawer, self.count, seed)  # for all, because some draw kinds of tasks in equal numbers
-        for column in columns:
-            self.tasks[column] = drawn[column]
-        self._give_tasks(columns)
-
-    def _call(self, doing: str, call: Callable[[], Any]) -> Any:
-        try:
-            return call()
-        except EnvError:
-            raise
-        except Exception as error:  # for example, observations outside their space cannot be stacked
-            what = (
-                f"failed in {doing} (does what it returns fit {self.spec.observation}? rlrun check-env {self.name}"
-                f" looks for such mistakes): {told(error, __file__)}"
-            )
-            raise EnvError(self.name, self.numbers, None, what) from error
-
-    def _checked(self, rows: Rows, ended: np.ndarray, action: Any = None) -> Rows:
-        def check(part: np.ndarray) -> None:
-            if part.dtype.kind == "f" and not np.isfinite(part).all():
-                raise self._bad(
-                    int(np.argmin(np.isfinite(part.reshape(self.count, -1)).all(1))),
-                    "an observation that is not finite",
-                    action,
-                )
-
-        map_rows(rows["observation"], check)
-        if MASK in rows:
-            stuck = ~rows[MASK].any(1) & ~ended
-            if stuck.any():
-                raise self._bad(int(np.argmax(stuck)), "an action_mask that leaves no legal action", action)
-        return rows
-
-    def _bad(self, index: int, what: str, action: Any) -> EnvError:
-        seed = self.env_seeds[0 if self.native else index]
-        last = None if action is None else map_rows(action, lambda value: value[index].tolist())
-        one = self.numbers[index : index + 1]
-        return EnvError(self.name, one, seed, f"returned {what} after the action {last}")
-
-    def frame(self) -> np.ndarray:
-        """Renders the first environment: [H, W, 3] uint8. It needs render=True."""
-        return self.env.envs[0].render()
-
-    def close(self) -> None:
-        self.env.close()
-        if self.drawer is not None:
-            self.drawer.close()

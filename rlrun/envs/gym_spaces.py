@@ -91,3 +91,13 @@ def _part(space: Space, obs: Any) -> Any:
         return array
     with np.errstate(over="ignore"):  # what is too large becomes infinite, and whoever steps the environment refuses it
         return array.astype(space.dtype)
+
+
+def typed_actions(space: gymnasium.Space, actions: Any) -> Any:
+    """Actions in the environment's form, one or a batch, with the dtypes of its space. Python's own numbers, which fit
+    every space, are left as they are."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        return {name: typed_actions(part, actions[name]) for name, part in space.spaces.items()}
+    if isinstance(space, gymnasium.spaces.Tuple):
+        return tuple(typed_actions(part, one) for part, one in zip(space.spaces, actions, strict=True))
+    return actions.astype(space.dtype, copy=False) if isinstance(actions, np.ndarray | np.generic) else actions

@@ -15,6 +15,7 @@ import numpy as np
 from rlrun.core.errors import EnvError, told
 from rlrun.core.pulse import RESET, doing, next_step
 from rlrun.core.restarts import Remade
+from rlrun.envs.infos import numbers_of
 from rlrun.envs.misfits import Looker, useless
 
 
@@ -32,7 +33,10 @@ def global_generators(seed: int) -> Iterator[None]:
 
 
 class NamedEnv(gymnasium.Wrapper):
-    """Adds the environment's name, number, seed and last action to its errors, and makes it anew where it may."""
+    """Adds the environment's name, number, seed and last action to its errors, and makes it anew where it may.
+
+    Of the infos it hands on the numbers alone, as floats: Gymnasium gathers the infos of several environments in arrays
+    of the first one's type, into which the others' text, None or fractions do not fit."""
 
     def __init__(
         self, make: Callable[[], gymnasium.Env], name: str, number: int, slot: int, remade: Remade, new: Callable
@@ -54,7 +58,8 @@ class NamedEnv(gymnasium.Wrapper):
             self._look(outcome[0])
             if (what := self.useless(outcome[0])) is not None:
                 raise ValueError(f"it returned {what} (rlrun check-env {self.name} looks for such mistakes)")
-            return outcome
+            observation, info = outcome
+            return observation, numbers_of(info)
         except Exception as error:
             return self._anew(self._failed("reset", error), error)
 
@@ -75,7 +80,8 @@ class NamedEnv(gymnasium.Wrapper):
                 what = f"the reward {outcome[1]}"
             if what is not None:
                 raise ValueError(f"it returned {what} (rlrun check-env {self.name} looks for such mistakes)")
-            return outcome
+            observation, reward, terminated, truncated, info = outcome
+            return observation, reward, terminated, truncated, numbers_of(info)
         except Exception as error:
             failed = self._failed(f"step {self.steps} on action {' '.join(str(action).split())}", error)
             obs, info = self._anew(failed, error)

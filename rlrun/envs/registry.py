@@ -17,6 +17,7 @@ from rlrun.envs.central import Central, with_state
 from rlrun.envs.crafter import CrafterConfig
 from rlrun.envs.dmc import DmcConfig
 from rlrun.envs.gym import GymConfig
+from rlrun.envs.gym_env import GymEnv
 from rlrun.envs.joint import STATE, JointEnv, JointSpec, joint_spec, state_size
 from rlrun.envs.previous import Previous, with_previous
 from rlrun.envs.recorded import NO_ENV, RecordedConfig
@@ -69,7 +70,7 @@ class Factory:
         else:
             one = without_stack(self.spec)
             new = self.new_tasks and self.spec.tasks
-            env = gym.GymEnv(
+            env = GymEnv(
                 self.cfg, one, self.seeds, self.stream, worker, count, self.render, new, restarts=self.restarts
             )
             env = Stacked(env, self.spec) if self.spec.stack > 1 else env

@@ -18,7 +18,8 @@ from rlrun.core.specs import Box, Discrete, EnvSpec
 from rlrun.envs import gym
 from rlrun.envs.agent_games import AgentsConfig, TurnsGame, make_game
 from rlrun.envs.agents import AgentsEnv
-from rlrun.envs.gym import GymConfig, GymEnv
+from rlrun.envs.gym import GymConfig
+from rlrun.envs.gym_env import GymEnv
 from rlrun.envs.gym_spaces import to_rows
 
 MAKER = f"{__name__}:simulator_of"

@@ -75,6 +75,7 @@ FILTERS = {"MeanStdFilter": "mean_std", "ConcurrentMeanStdFilter": "mean_std", "
 SHARING = ("dqn", "c51", "rainbow", "ddpg")  # off-policy algorithms whose processes can share weights
 MOST_SEEDS = 1000  # of an experiment's num_samples
 WORKERS = ("num_workers", "num_env_runners")
+LIMIT = "max_episode_steps"
 # Options whose number may be another one here; the reader is told why
 CONVERTED = ("vf_loss_coeff", "max_weight_sync_delay")
 # RLlib's options of its samplers, which runs that learn from data alone do not have
@@ -225,17 +226,23 @@ class Experiment(Translation):
     def _env_options(self, kwargs: dict[str, Any]) -> None:
         """Sets the keyword arguments of an environment."""
         nested = set(kwargs) == {"config"} and isinstance(kwargs.get("config"), dict)
-        inside = self.env.inside or (kwargs["config"] if nested else kwargs)
+        inside = dict(self.env.inside or (kwargs["config"] if nested else kwargs))
+        prefix = "env_config.config." if nested else "env_config."
+        # gymnasium.make takes the limit for itself, and so does rlrun.
+        limited = self.env.family == "gym" and LIMIT in inside
+        limit = inside.pop(LIMIT) if limited else None
+        if limit is not None and self.set(f"env.{LIMIT}", limit):
+            self.made.lines.append(Line(f"{prefix}{LIMIT}", limit, "mapped", f"env.{LIMIT}={limit}", ""))
         if inside:
             self.made.values["env.kwargs"] = inside
             self.reasons["env.kwargs"] = "RLlib's default"
         if kwargs and inside:
             self.made.lines.append(Line("env_config", kwargs, "mapped", f"env.kwargs={flow(inside)}", ""))
-        for key in [key for key in self.grids if key.startswith("env_config.") and inside is not self.env.inside]:
-            name = key.removeprefix("env_config.config." if nested else "env_config.")
+        for key in [key for key in self.grids if key.startswith("env_config.") and not self.env.inside]:
+            name = key.removeprefix(prefix)
             plain = not any(isinstance(one, dict) for one in self.grids[key])
             if plain and re.fullmatch(r"\w+(\.\w+)*", name):
-                self.made.grid[f"env.kwargs.{name}"] = self.grids[key]
+                self.made.grid[f"env.{name}" if limited and name == LIMIT else f"env.kwargs.{name}"] = self.grids[key]
 
     def _env_grids(self, keys: list[str]) -> None:
         """Lists the grids inside env_config that no other line names."""

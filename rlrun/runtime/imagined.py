@@ -16,7 +16,8 @@ from rlrun.core.open_loop import CONTEXT, Excerpt, errors, excerpt
 from rlrun.core.policy import Mode
 from rlrun.core.seeding import Seeds
 from rlrun.envs import gym
-from rlrun.envs.gym import GymEnv, SingleConfig
+from rlrun.envs.gym import SingleConfig
+from rlrun.envs.gym_env import GymEnv
 from rlrun.envs.recorded import NO_ENV, RecordedConfig
 from rlrun.envs.redrawn import redrawn
 from rlrun.envs.registry import Factory

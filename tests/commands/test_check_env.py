@@ -16,6 +16,7 @@ from rlrun.cli import _dispatch
 from rlrun.commands import check_env
 from rlrun.core.plugins import only_installed
 from rlrun.envs.check_report import Findings, Stop
+from rlrun.envs.check_values import check_mask, draw
 from rlrun.envs.misfits import misfit
 
 EXAMPLE = Path(__file__).parents[1] / "example"
@@ -117,13 +118,37 @@ def test_others_of_the_example(capsys):
     assert "step 7 after reset(" in found("my_rl.broken_envs:Limited", **{"kwargs.nan": True})["reward-finite"][2]
     assert "1.0 is too much" in found("my_rl.broken_envs:Timid")["as-in-training"][1]
     left = found("my_rl.broken_envs:Leftover")
-    assert list(left) == ["reset-leaves"] and left["reset-leaves"][0] == "error"
+    assert list(left) == ["reset-leaves"] and left["reset-leaves"][0] == "warning"
     assert "leaves no legal action" in found("my_rl.broken_envs:Masked")["action-mask"][1]
     assert "is a plain class" in found("my_rl.broken_envs:Nothing")["base"][1]
     said = found("my_rl.broken_envs:Walkk")["make"][1]
     assert said.startswith("the module my_rl.broken_envs has no Walkk") and said.endswith("Did you mean Walk?")
     assert "There is no option env.max_steps" in found("my_rl.broken_envs:Walk", max_steps=3)["make"][1]
     assert "unexpected keyword argument" in found("my_rl.broken_envs:Walk", kwargs={"size": 3})["make"][1]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_a_number_without_an_axis_is_drawn_as_an_action(dtype):
+    space = spaces.Box(-2, 3, (), dtype)
+    drawn = [draw(space, None, np.random.default_rng(seed)) for seed in range(20)]
+    assert all(space.contains(one) for one in drawn) and len({float(one) for one in drawn}) > 3
+
+
+@pytest.mark.parametrize("name", ["rlrun/Counting-v0", "zoo:CountingAgents"])
+def test_an_environment_that_counts_its_episodes_is_no_mistake(name):
+    """As a curriculum does. The other checks go on, and take no instance that has counted for one that shares state."""
+    made = found(name)
+    kind, what, _, mend = made["reset-leaves"]
+    assert kind == "warning" and "does not put everything back" in what and "unless this is meant" in mend
+    assert "shared-state" not in made and all(one[0] != "error" for one in made.values())
+
+
+def test_a_mask_of_several_choices_must_leave_a_value_to_each():
+    found = []
+    report = Findings(lambda message: found.append(message[1].what))
+    for mask, over, legal in (([1, 1, 0, 0, 0], False, False), ([0, 1, 0, 0, 1], False, True), ([0] * 5, True, False)):
+        assert check_mask(report, np.array(mask), spaces.MultiDiscrete([2, 3]), over, "step 1") is legal
+    assert found == ["the action_mask leaves no legal value of one of its choices, although the episode goes on"]
 
 
 def test_memory_that_grows_is_said():

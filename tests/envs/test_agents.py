@@ -164,6 +164,21 @@ def test_a_waiting_player_has_one_legal_action_and_is_paid_for_the_others_move()
     assert paid.tolist() == [6.0, -4.0]
 
 
+def test_a_waiting_player_has_one_legal_value_of_every_choice():
+    _, env = made("zoo:TurnsOfChoices", count=1)
+    for t, (before, _, step) in enumerate(walk(env, 9)):
+        assert step.valid.all() == (t < 8)
+        if t < 8:
+            assert before["action_mask"][t % 2].tolist() == [0, 1, 0, 1, 1]
+            assert before["action_mask"][1 - t % 2].tolist() == [1, 0, 1, 0, 0]
+
+
+def test_a_mask_that_leaves_one_of_two_choices_no_value_is_named():
+    _, env = made("zoo:TurnsOfChoices", "++env.kwargs.stuck=3")
+    with pytest.raises(EnvError, match=r"env 0 .*an action_mask that leaves no legal action for the agent 'player_1'"):
+        list(walk(env, 9))
+
+
 def test_a_player_that_ends_before_its_turn_is_gone_at_once():
     _, env = made("zoo:Elimination", count=1)
     steps = [step for _, _, step in walk(env, 10)]
@@ -231,6 +246,28 @@ def test_a_broken_game_is_named(fault, said):
     with pytest.raises(EnvError, match=said) as caught:
         list(walk(env, 4))
     assert "CountingAgents" in str(caught.value) and "env 0" in str(caught.value)
+
+
+@pytest.mark.parametrize("each", ["terminated", "truncated"])
+def test_an_end_of_each_agent_of_a_tuple_is_refused(each):
+    """A list counts as true, so every episode would be over after one step."""
+    _, env = made("zoo:TupleEnv", f"+env.kwargs.each={each}")
+    with pytest.raises(EnvError, match=rf"env 0 .*returned \[False, False\] as {each}.*one end for all agents"):
+        list(walk(env, 1))
+
+
+def test_a_mask_that_reset_does_not_tell_is_refused():
+    """Rows have no place for it, so that a policy would play illegal actions."""
+    _, env = made("zoo:Choices", "+env.kwargs.where=late")
+    with pytest.raises(EnvError, match=r"env 0 .*told an action_mask in the info of 'a', and in none of its first reset"):
+        list(walk(env, 1, lambda obs: np.ones(6, np.int64)))
+
+
+@pytest.mark.filterwarnings("ignore:.*Casting input x")
+@pytest.mark.parametrize("kind", ["one choice", "choices", "a number"])
+def test_actions_of_agents_are_in_their_spaces(kind):
+    _, env = made("zoo:TypedAgents", f"+env.kwargs.kind='{kind}'")
+    assert len(list(walk(env, 13))) == 13 and len(env.games[0].env.seen) > 2, "numbers are not rounded"
 
 
 def test_own_limits_end_all_agents():

@@ -16,7 +16,7 @@ from rlrun.core.errors import EnvError, UserError
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, Nested
 from rlrun.envs.batched import Batched, Consequence
-from rlrun.envs.gym import GymEnv
+from rlrun.envs.gym_env import GymEnv
 from rlrun.models.heads import action_head
 
 LEARN = ["algo=ppo", "logger=[]", "model.hidden=[64]", "algo.fragment_length=20", "algo.batch_size=320", "algo.minibatch_size=64", "algo.lr=3e-3",

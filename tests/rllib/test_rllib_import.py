@@ -598,6 +598,19 @@ def test_a_grid_of_the_environments_own_options_is_swept(nested, tmp_path, capsy
     assert _dispatch([*sweep[1:], "--dry-run"]) == 0 and "2 jobs" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_time_limit_among_the_environments_own_options_is_rlruns(nested):
+    """gymnasium.make takes it for itself. Of a class of the user's it is rlrun's too, which refuses it as an argument."""
+    for limit, grid in ((50, {}), ({"grid_search": [50, 70]}, {"env.max_episode_steps": [50, 70]})):
+        kwargs = {"max_episode_steps": limit, "goal_velocity": 0.1}
+        config = {"env_config": {"config": kwargs} if nested else kwargs}
+        (one,) = translate("a", {"run": "PPO", "env": "MountainCar-v0", "config": config}, "a")
+        assert one.values["env.kwargs"] == {"goal_velocity": 0.1} and one.values["env.max_episode_steps"] == 50
+        key = "env_config.config.max_episode_steps" if nested else "env_config.max_episode_steps"
+        said = {line.key: (line.how, line.became) for line in one.lines}
+        assert said[key] == ("mapped", "env.max_episode_steps=50") and one.grid == grid
+
+
 def test_a_grid_of_an_atari_option_or_of_groups_is_its_first_value():
     config = {"env_config": {"full_action_space": {"grid_search": [False, True]}}}
     values, said, _ = told_of("PPO", config, "PongNoFrameskip-v4")
