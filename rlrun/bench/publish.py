@@ -15,6 +15,7 @@ from rlrun.bench.recipes import changed
 from rlrun.bench.results import Measured, key_of, measured, train_words
 from rlrun.bench.stats import RANDOM_AND_HUMAN, human_normalised, iqm, stratified_bootstrap
 from rlrun.bench.tables import Table, Wanted
+from rlrun.commands.compare import commit
 from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError
 from rlrun.loggers.console import duration
@@ -173,8 +174,10 @@ def command(one: Measured, result: Mapping[str, Any]) -> str:
     key = key_of(one.wanted, result["seed"], result["budget"])
     other = changed(result, train_words(one.wanted, key))
     said = [part.strip() for part in result["command"].split("  # ")]
-    if commit := result.get("git_commit"):
-        said.append(f"at commit {commit[:10]}")
+    if result.get("git_commit"):
+        said.append(f"at commit {commit(result['git_commit'])}")
+    if result.get("settings_commit"):  # that of a run with local changes, which were committed later
+        said.append(f"its settings are those of commit {commit(result['settings_commit'])}")
     if other:
         said.append(f"{', '.join(other)} {'has' if len(other) == 1 else 'have'} another value today")
     return said[0] + (f"  # {'; '.join(said[1:])}" if said[1:] else "")

@@ -354,11 +354,14 @@ def test_a_result_says_what_has_changed_since_it_was_made(tmp_path, capsys):
     assert _dispatch([*words, "--dry-run"]) == 0
     assert "another value" not in capsys.readouterr().out
     options = values["options"] | {"algo.batch_size": 500, "algo.gone": 1}
-    write(tmp_path, key, values | {"options": options, "git_commit": "0123456789abcdef"})
+    write(tmp_path, key, values | {"options": options, "git_commit": "0123456789abcdef+", "settings_commit": "f" * 40})
     assert _dispatch([*words, "--dry-run"]) == 0
     assert "seed1.json: algo.batch_size had another value when this result was made" in capsys.readouterr().out
     (said,) = commands([measured(tmp_path, one)])
-    assert said.endswith("  # at commit 0123456789; algo.batch_size has another value today")
+    assert said.endswith(
+        "  # at commit 0123456789 + local changes; its settings are those of commit ffffffffff; algo.batch_size has another"
+        " value today"
+    )
     with pytest.raises(UserError, match=r"--only-render draws all tables and runs nothing, so that seeds=1, --dry-run"):
         _dispatch(["benchmark", "reproduce-tables", "--only-render", "seeds=1", "--dry-run"])
 
