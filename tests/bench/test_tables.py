@@ -2,8 +2,10 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
+import yaml
 
 from rlrun.bench import results
 from rlrun.bench.longer import cut
@@ -27,6 +29,7 @@ from rlrun.cli import _dispatch
 from rlrun.config.paths import options
 from rlrun.core.errors import UserError
 
+ROOT = Path(__file__).parents[2]
 # From RLlib's page: game -> figures in the order of the tables below.
 PUBLISHED = {
     "apex_10m": (6134, 123, 15302, 686), "apex_1h": (4873, 77, 4083, 646), "impala_10m": (2071, 385, 4068, 719), "impala_1h": (3181, 538, 10850, 843),
@@ -56,6 +59,16 @@ def test_every_cell_is_a_tuned_file_of_its_algorithm_and_its_protocol(name):
         assert results.protocol(table, config) == expected_protocol(Wanted(table, cell)), (
             "the run would be of another protocol"
         )
+
+
+@pytest.mark.parametrize("name", options("benchmark"))
+def test_a_tuned_file_names_every_seed_that_the_tables_show(name):
+    """A bar that one seed met and others missed is not met."""
+    table = load(name)
+    for cell in table.cells:
+        noted = yaml.safe_load((ROOT / "tuned" / f"{cell.tuned}.yaml").read_text()).get("measured")
+        shown = {one["seed"] for one in measured(ROOT / "tuned" / "results", Wanted(table, cell)).results}
+        assert not noted or shown <= set(noted["seeds"]), cell.tuned
 
 
 def wanted(name="impala_10m", game="Breakout"):
