@@ -133,6 +133,13 @@ def test_the_readme_is_a_front_page():
     assert len((ROOT / "README.md").read_text().split()) < 700
 
 
+def test_the_figures_of_the_readme_are_on_the_pages_that_they_link_to():
+    figures = re.findall(r"\[(\d[\d,.]*) [^]]*\]\(([^)#]+)", (ROOT / "README.md").read_text())
+    assert len(figures) >= 3
+    for figure, page in figures:
+        assert re.search(rf"(?<![\d.,]){re.escape(figure)}(?!\d)", (ROOT / page).read_text()), (figure, page)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_to_files_and_headings(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
