@@ -25,9 +25,9 @@ from rlrun.config.paths import options, root
 from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError, closest
 from rlrun.experiments.jobs import DONE, Fixed, Outcome, Pool, TrainingJob, check_timeout, clear, known, places
+from rlrun.experiments.runs import RETURN, SavedRun
 from rlrun.experiments.view import text_table, view
 from rlrun.loggers.console import duration
-from rlrun.loggers.jsonl import read as read_rows
 
 FLAGS = {"--fast": bool, "--jobs": int, "--timeout": float, "--json": str, "--runs": str, "--dry-run": bool}
 FAST_SEC = 15 * 60.0
@@ -215,17 +215,19 @@ def judged(bar: Bar, seed: int, outcome: Outcome) -> dict[str, Any]:
     if bar.greedy:
         reached = greedy(outcome.job.run_dir, bar.opponent)
     elif outcome.summary.get("status") != "STOPPED":  # it ended on its env steps, but may have met the bar on the way
-        rows = read_rows(outcome.job.run_dir / "progress.jsonl")
-        means = [
-            row["sample/return_mean"]
-            for row in rows
-            if row.get("sample/episodes", 0) >= 100 and row["env_steps"] <= bar.env_steps
-        ]
-        reached = max([value for value in means if value is not None], default=None)
+        reached = best_within(SavedRun(outcome.job.run_dir), bar.env_steps)
     # The last batch may have gone beyond the bar's env steps.
     late = outcome.summary.get("status") == "STOPPED" and outcome.env_steps > bar.env_steps
     met = reached is not None and reached >= bar.aim and not late
     return {**result, "return": reached, "verdict": "pass" if met else "short", "reason": ""}
+
+
+def best_within(run: SavedRun, env_steps: float) -> float | None:
+    """The best mean return of a run's last `episode_window` games within so many env steps, or that of all its games
+    where it never played so many. None where no game ended."""
+    rows = [row for row in run.rows if row["env_steps"] <= env_steps and row.get(RETURN) is not None]
+    full = [row[RETURN] for row in rows if row.get("sample/episodes", 0) >= run.options.get("episode_window", 100)]
+    return max(full or [row[RETURN] for row in rows[-1:]], default=None)
 
 
 def greedy(run_dir: Path, opponent: str | None = None) -> float:

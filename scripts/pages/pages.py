@@ -188,7 +188,7 @@ def results() -> str:
         row = (
             f"`{name}`",
             mark,
-            ", ".join(f"{float(r):g}" for r in returns),
+            ", ".join(f"{float(r):g}" for r in returns) + _of_games(_list(found.get("games")), len(returns)),
             ", ".join(f"{float(at):,.0f}" for at in steps),
             ", ".join(f"{float(sec):,.0f}" for sec in seconds) or "not noted",
             ", ".join(map(str, seeds)) or "not noted",
@@ -201,9 +201,10 @@ def results() -> str:
 # Results
 
 A tuned file holds hyperparameters, a bar ([words](start.md#words-of-these-pages)), and what was measured. It is used by
-`rlrun train tuned=NAME`. A return is that of the full game, never clipped. It is the mean of the last 100 training games or, where the bar says greedy, of 100 greedy games on
-seeds that training never used. Env steps are decisions of the agent; in Atari games each is four frames. Other work ran
-beside most of these runs, so that seconds are upper bounds. `rlrun benchmark tuned` measures them again.
+`rlrun train tuned=NAME`. A return is that of the full game, never clipped. It is the mean of the last 100 training games
+or, where the bar says greedy, of 100 greedy games on seeds that training never used; where it is the mean of another
+number of games, the row says so. Env steps are decisions of the agent; in Atari games each is four frames. Other work
+ran beside most of these runs, so that seconds are upper bounds. `rlrun benchmark tuned` measures them again.
 
 RLlib's published tables, with what rlrun measured beside them, are in [TABLES.md](../tuned/results/TABLES.md). The
 defaults of rlrun beside those of other libraries are in [learning.md](learning.md).
@@ -226,6 +227,13 @@ The curves of the runs in [RLlib's tables](../tuned/results/TABLES.md) are in `t
 `rlrun train tuned=rainbow/pong42 seed=1` and `rlrun train tuned=pqn/pong42 seed=1`, drawn by `rlrun plot` from
 `tuned/results/rainbow_pong42.json` and `tuned/results/pqn_pong42.json`.
 """
+
+
+def _of_games(games: list[int], returns: int) -> str:
+    """How many games each return is the mean of, where they are not 100."""
+    if not games:
+        return ""
+    return f" ({', '.join(map(str, games))} games{' each' * (len(games) < returns)})"
 
 
 def _list(value: Any) -> list:
