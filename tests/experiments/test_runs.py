@@ -338,6 +338,20 @@ def test_reports_say_it_all_and_need_nothing_else(runs, tmp_path):
     )
 
 
+def test_reports_show_options_as_they_are_written(tmp_path):
+    for share, lr in (("true", "0.00012345678"), ("false", "0.00012345679")):
+        words = (f"model.share_value={share}", f"algo.lr={lr}", "model.hidden=[1024]", "env_steps=12345")
+        assert _dispatch(["report", str(saved(tmp_path / "all" / share, *BASE, *words))]) == 0
+    text = (tmp_path / "all" / "true" / "report.html").read_text()
+    shown = dict(re.findall(r'<tr><td class="left">([\w.]+)</td><td class="left">([^<]*)</td></tr>', text))
+    expected = {"model.share_value": "true", "algo.lr": "0.00012345678", "model.hidden": "[1024]", "env_steps": "12345", "stop.return_mean": "null"}
+    assert {key: shown[key] for key in expected} == expected
+    assert _dispatch(["report", str(tmp_path / "all")]) == 0
+    text = (tmp_path / "all" / "report.html").read_text()
+    for cell in ("true", "false", "0.00012345678", "0.00012345679"):
+        assert f'<td class="left">{cell}</td>' in text, cell
+
+
 def test_a_run_whose_process_was_killed_is_not_shown_as_running(runs, tmp_path, capsys):
     """One that a process still holds is."""
     killed = saved(tmp_path / "killed", *BASE, status="RUNNING")
