@@ -53,6 +53,20 @@ def test_runs_that_differ_in_their_seed_alone_are_one_group(runs):
     assert groups(same) == [("pg on CartPole-v1", same)] and differing(same) == []
 
 
+def test_settings_that_differ_late_have_names_of_their_own(tmp_path):
+    first = ("model.hidden=[32]", "model.layer_norm=true", "model.activation=relu", "model.share_value=true", "algo.batch_size=800")
+    saved(tmp_path / "base", *BASE)
+    for number, words in enumerate(([], ["algo.lr=0.1"], ["algo.discount=0.9"], ["algo.lr=0.1", "algo.discount=0.9"])):
+        saved(tmp_path / str(number), *BASE, *first, *words)
+    every = find([str(tmp_path)])
+    assert not {"algo.lr", "algo.discount"} & set(differing(every)[:4])
+    labels = [label for label, _ in groups(every)]
+    assert len(set(labels)) == 5, labels
+    for label in labels:
+        names = {part.partition("=")[0] for part in label.split()}
+        assert {"lr", "discount"} < names and len(names) == 6, "four, and those that tell them apart"
+
+
 def test_a_run_that_begins_with_given_weights_is_no_seed_of_one_that_does_not(runs):
     from rlrun.bench.reproduce import same_options
     from rlrun.experiments.jobs import TrainingJob
