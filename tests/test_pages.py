@@ -11,6 +11,7 @@ import yaml
 from conftest import compose
 
 from rlrun.commands import COMMANDS
+from rlrun.config.automatic import settled
 from rlrun.config.hydra_errors import known_keys
 from rlrun.config.paths import options
 from rlrun.config.run import type_config
@@ -167,6 +168,16 @@ def test_the_options_for_those_of_stable_baselines3_exist():
     known = {key for algo in ("ppo", "dqn", "sac") for key in known_keys(algo)}
     named = re.findall(r"`'?((?:algo|model(?!\.save)|replay|eval|checkpoint)\.[\w.]+)", (ROOT / "docs" / "from_sb3.md").read_text())
     assert len(named) > 30 and [name for name in named if name not in known] == []
+
+
+def test_the_commands_of_the_table_of_gpus_do_not_normalise_pixels():
+    """The page says so, and the defaults have changed since its figures were measured."""
+    found = re.findall(r"^\| .*`rlrun benchmark throughput ([^`]+)` \|$", (ROOT / "docs" / "speed.md").read_text(), re.M)
+    assert len(found) == 5
+    for command in found:
+        options = [word for word in command.split() if not word.startswith("seconds=")]
+        config, _ = settled(compose(*options), "images")
+        assert config["env"]["name"] == "Pong" and config["model"]["observation_filter"] == "none", command
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

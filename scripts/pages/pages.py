@@ -300,9 +300,9 @@ fastest of its settings on that machine. The number format is each library's def
 has it, and float32 for the others. Each heading names the machine. The first table is the one to read. The second
 repeats DQN a day later, with four environments. The others are of processors without bf16.
 
-On this whole page, rlrun does not normalise pixels, and neither do the other libraries. Since 28 November 2026, PPO,
-IMPALA, APPO and A2C do so by default. This makes their updates about a fifth longer on a CPU; the option
-`model.observation_filter=none` turns it off.
+On this whole page, rlrun does not normalise pixels, except in PPO's run of Pong [on a GPU](#runs-on-a-gpu), and neither
+do the other libraries. Since 28 November 2026, PPO, IMPALA, APPO and A2C do so by default. This makes their updates about
+a fifth longer on a CPU; the option `model.observation_filter=none` turns it off.
 
 {chr(10).join(f"### On {machine}{chr(10)}{chr(10)}{chr(10).join(tables)}" for machine, tables in parts.items())}
 ## Parts and bound
@@ -345,7 +345,7 @@ def _on_a_gpu() -> str:
     worlds = [(f"`{run['run']}`", str(run["seed"]), f"{run['return']:g}", f"{run['env_steps']:,}", str(run["wall_sec"])) for run in found["worlds"]]
     emulator = parts["emulator"]["env_steps_per_sec"]
     rows = [
-        (name, f"{part['reached']:,.0f}", f"{part['reached'] / emulator:.2f}", f"{part['bound']:,.0f}", f"`{part['command'].split(' --json')[0]}`")
+        (name, f"{part['reached']:,.0f}", f"{part['reached'] / emulator:.2f}", f"{part['bound']:,.0f}", f"`{_command_today(part)}`")
         for name, part in parts.items()
         if "reached" in part
     ]
@@ -374,7 +374,7 @@ cores decide how fast PPO is there, not the GPU.
 
 IMPALA reached {found["cartpole"]["return"]:.0f} on CartPole in {found["cartpole"]["wall_sec"]:.0f} s of training. It did **not** reach 18 on Pong: its return
 was {impala["return"]} after {impala["env_steps"]:,} env steps and {impala["wall_sec"]:.0f} s, {impala["note"]}.
-{impala["why"]} The warm-up is a default now; IMPALA's Pong has not been tried again on a GPU since.
+{impala["why"]} The warm-up and normalised pixels are defaults now; IMPALA's Pong has not been tried again on a GPU since.
 
 DreamerV3 learns on a GPU in minutes what takes a CPU hours. Up to four runs shared the GPU at a time. FrozenLake's and CartPole's
 returns are means of 100 greedy games, and Pendulum's of the last 100 episodes of training:
@@ -383,6 +383,11 @@ returns are means of 100 greedy games, and Pendulum's of the last 100 episodes o
 `scripts/gpu_check` tests and measures rlrun on
 a machine with a GPU, in under ten minutes.
 """
+
+
+def _command_today(part: dict[str, Any]) -> str:
+    """A command as it was typed, and what it needs in addition since a default or a tuned file has changed."""
+    return " ".join(filter(None, (part["command"].split(" --json")[0], part.get("needed_today"))))
 
 
 def _every_algorithm() -> str:
