@@ -44,6 +44,14 @@ def test_a_generated_page_is_what_scripts_docs_writes(pages, name):
     assert (ROOT / "docs" / name).read_text() == pages.PAGES[name]().rstrip() + "\n", "run scripts/docs"
 
 
+def test_every_bar_says_where_it_is_from():
+    rows = [line.split(" | ") for line in (ROOT / "docs" / "results.md").read_text().splitlines() if line.startswith("| `")]
+    sources = {row[0].strip("| `"): row[2].strip(" |") for row in rows}
+    for name in options("tuned"):
+        bar = yaml.safe_load((ROOT / "tuned" / f"{name}.yaml").read_text())["expected"]
+        assert bar["return"] is None or sources[name] == " ".join(bar["source"].split()), name
+
+
 @pytest.mark.parametrize("name, several", [("mbmpo", ""), ("lin_ts", "yes"), ("lin_ucb", "yes"), ("es", ""), ("a2c", "yes")])
 def test_several_learners_are_where_a_run_with_them_starts(pages, name, several):
     """The plan alone does not say it: the algorithm itself may refuse them."""

@@ -181,13 +181,14 @@ def results() -> str:
         if bar.get("metric") == "greedy":
             mark += ", greedy"
         if not found or found.get("return") is None:
-            waiting.append((f"`{name}`", mark, bar.get("source", "")))
+            waiting.append((f"`{name}`", mark, bar["source"]))
             continue
         returns, steps, seconds, seeds = (_list(found.get(key)) for key in ("return", "env_steps", "wall_sec", "seeds"))
         reached = [float(r) >= float(bar["return"]) and float(at) <= 1.01 * float(bar["env_steps"]) for r, at in zip(returns, steps)]
         row = (
             f"`{name}`",
             mark,
+            bar["source"],
             ", ".join(f"{float(r):g}" for r in returns) + _of_games(_list(found.get("games")), len(returns)),
             ", ".join(f"{float(at):,.0f}" for at in steps),
             ", ".join(f"{float(sec):,.0f}" for sec in seconds) or "not noted",
@@ -196,7 +197,8 @@ def results() -> str:
             found.get("machine", "not noted"),
         )
         (met if all(reached) else missed).append(row)
-    head = ("tuned file", "bar (return within env steps)", "return", "at env steps", "seconds", "seeds", "command", "machine")
+    bars = ("tuned file", "bar (return within env steps)", "where the bar is from")
+    head = (*bars, "return", "at env steps", "seconds", "seeds", "command", "machine")
     return f"""{MADE}
 # Results
 
@@ -204,7 +206,8 @@ A tuned file holds hyperparameters, a bar ([words](start.md#words-of-these-pages
 `rlrun train tuned=NAME`. A return is that of the full game, never clipped. It is the mean of the last 100 training games
 or, where the bar says greedy, of 100 greedy games on seeds that training never used; where it is the mean of another
 number of games, the row says so. Env steps are decisions of the agent; in Atari games each is four frames. Other work
-ran beside most of these runs, so that seconds are upper bounds. `rlrun benchmark tuned` measures them again.
+ran beside most of these runs, so that seconds are upper bounds. `rlrun benchmark tuned` measures them again. Some bars
+are weaker than the figure that they are from, which the column beside them quotes.
 
 RLlib's published tables, with what rlrun measured beside them, are in [TABLES.md](../tuned/results/TABLES.md). The
 defaults of rlrun beside those of other libraries are in [learning.md](learning.md).
@@ -217,7 +220,7 @@ defaults of rlrun beside those of other libraries are in [learning.md](learning.
 {table(head, missed)}
 ## Tuned files that have not been run to their bar
 
-{table(("tuned file", "bar (return within env steps)", "where the bar is from"), waiting)}
+{table(bars, waiting)}
 ## Curves
 
 The curves of the runs in [RLlib's tables](../tuned/results/TABLES.md) are in `tuned/results/tables.html`.
