@@ -60,6 +60,16 @@ def test_several_learners_are_where_a_run_with_them_starts(pages, name, several)
     assert row.split("|")[6].strip() == several
 
 
+def test_a_label_begins_a_paragraph_and_a_sentence_is_not_torn(pages):
+    text = "Both are on, as in\nRLlib: clipping and the penalty. (Few do so.)\nRecorded: nothing.\nDiffers from the paper: much.\n\nChecked: yes."
+    assert pages._paragraphs(text).split("\n\n") == [
+        "Both are on, as in\nRLlib: clipping and the penalty. (Few do so.)",
+        "Recorded: nothing.",
+        "Differs from the paper: much.",
+        "Checked: yes.",
+    ]
+
+
 def test_every_algorithm_is_on_its_page():
     text = (ROOT / "docs" / "algorithms.md").read_text()
     assert [name for name in options("algo") if f"`{name}`" not in text] == []

@@ -163,8 +163,10 @@ def _can(name: str, *words: str) -> str:
 
 
 def _paragraphs(text: str) -> str:
-    """A docstring as Markdown: lines that begin with a capitalised label and a colon are paragraphs of their own."""
-    return re.sub(r"\n(?=[A-Z][A-Za-z ]{2,40}: )", "\n\n", text)
+    """A docstring as Markdown: a capitalised label and a colon at a line's beginning begin a paragraph.
+
+    The line before must end with a full stop, because a sentence may go on with such words too."""
+    return re.sub(r"(\.\)?)\n(?=[A-Z][A-Za-z ]{2,40}: )", r"\1\n\n", text)
 
 
 # -- results -----------------------------------------------------------------------------------------------------------
