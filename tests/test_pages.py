@@ -45,7 +45,8 @@ def test_a_generated_page_is_what_scripts_docs_writes(pages, name):
 
 
 def test_every_bar_says_where_it_is_from():
-    rows = [line.split(" | ") for line in (ROOT / "docs" / "results.md").read_text().splitlines() if line.startswith("| `")]
+    lines = (ROOT / "docs" / "results.md").read_text().splitlines()
+    rows = [line.split(" | ") for line in lines if line.startswith("| `")]
     sources = {row[0].strip("| `"): row[2].strip(" |") for row in rows}
     for name in options("tuned"):
         bar = yaml.safe_load((ROOT / "tuned" / f"{name}.yaml").read_text())["expected"]
@@ -61,7 +62,8 @@ def test_several_learners_are_where_a_run_with_them_starts(pages, name, several)
 
 
 def test_a_label_begins_a_paragraph_and_a_sentence_is_not_torn(pages):
-    text = "Both are on, as in\nRLlib: clipping and the penalty. (Few do so.)\nRecorded: nothing.\nDiffers from the paper: much.\n\nChecked: yes."
+    text = "Both are on, as in\nRLlib: clipping and the penalty. (Few do so.)\nRecorded: nothing.\n"
+    text += "Differs from the paper: much.\n\nChecked: yes."
     assert pages._paragraphs(text).split("\n\n") == [
         "Both are on, as in\nRLlib: clipping and the penalty. (Few do so.)",
         "Recorded: nothing.",
@@ -190,7 +192,8 @@ def test_the_options_for_those_of_stable_baselines3_exist():
 
 def test_the_commands_of_the_table_of_gpus_do_not_normalise_pixels():
     """The page says so, and the defaults have changed since its figures were measured."""
-    found = re.findall(r"^\| .*`rlrun benchmark throughput ([^`]+)` \|$", (ROOT / "docs" / "speed.md").read_text(), re.M)
+    text = (ROOT / "docs" / "speed.md").read_text()
+    found = re.findall(r"^\| .*`rlrun benchmark throughput ([^`]+)` \|$", text, re.M)
     assert len(found) == 5
     for command in found:
         options = [word for word in command.split() if not word.startswith("seconds=")]

@@ -55,8 +55,8 @@ INTRODUCTION = (
     "highest seed; `short`: every seed is worse than the figure, or a seed never reached the return that ends the",
     "count of seconds; `partial`: only a part of the budget was run, which allows no comparison; `measured`: no",
     "figure was published. A higher return is better, and so are fewer seconds. The best score in a published table is",
-    "that of algorithms that learn no model of the game. A curve can be higher: Rainbow's (Hessel et al. 2018) has about",
-    "20,000 on Qbert after 10M env steps.",
+    "that of algorithms that learn no model of the game. A curve can be higher: Rainbow's (Hessel et al. 2018) has",
+    "about 20,000 on Qbert after 10M env steps.",
 )
 
 

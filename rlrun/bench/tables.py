@@ -69,7 +69,7 @@ class Table:
 
     @property
     def best(self) -> dict[str, Best]:
-        """The best score of every game in a published table, of whichever algorithm, after as many env steps as here."""
+        """The best score of every game in a published table, of any algorithm, after as many env steps as here."""
         return BEST_ATARI_10M if (self.env_steps, self.size) == (1e7, 84) else {}
 
     @property

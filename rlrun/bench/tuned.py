@@ -4,8 +4,8 @@
 Runs tuned files until they reach what they expect, and reports for each whether it met its bar: reaching
 `expected.return` within `expected.env_steps`. Where the bar is greedy, the return is measured in 100 greedy games
 afterwards, against `expected.opponent` if there is one. Without names, all tuned files that have been measured are run.
---fast runs only the quickest of them, as many as fit into 15 minutes on 2 cores; those that were measured on a GPU count
-only where there is one."""
+--fast runs only the quickest of them, as many as fit into 15 minutes on 2 cores; those that were measured on a GPU
+count only where there is one."""
 
 from __future__ import annotations
 

@@ -225,8 +225,9 @@ def _labels(runs: Sequence[SavedRun]) -> list[str]:
     together: dict[str, list[SavedRun]] = {}
     for run, head in zip(runs, heads, strict=True):
         together.setdefault(head, []).append(run)
-    parts = {head: iter(_options_of_labels(members)) for head, members in together.items()}
-    return [" ".join(filter(None, (head, next(parts[head])))) or run.title for run, head in zip(runs, heads, strict=True)]
+    options = {head: iter(_options_of_labels(members)) for head, members in together.items()}
+    labels = [f"{head} {next(options[head])}".strip() for head in heads]
+    return [label or run.title for run, label in zip(runs, labels, strict=True)]
 
 
 def _options_of_labels(runs: Sequence[SavedRun]) -> list[str]:

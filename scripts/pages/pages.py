@@ -306,8 +306,8 @@ has it, and float32 for the others. Each heading names the machine. The first ta
 repeats DQN a day later, with four environments. The others are of processors without bf16.
 
 On this whole page, rlrun does not normalise pixels, except in PPO's run of Pong [on a GPU](#runs-on-a-gpu), and neither
-do the other libraries. Since 28 November 2026, PPO, IMPALA, APPO and A2C do so by default. This makes their updates about
-a fifth longer on a CPU; the option `model.observation_filter=none` turns it off.
+do the other libraries. Since 28 November 2026, PPO, IMPALA, APPO and A2C do so by default. This makes their updates
+about a fifth longer on a CPU; the option `model.observation_filter=none` turns it off.
 
 {chr(10).join(f"### On {machine}{chr(10)}{chr(10)}{chr(10).join(tables)}" for machine, tables in parts.items())}
 ## Parts and bound
@@ -350,7 +350,13 @@ def _on_a_gpu() -> str:
     worlds = [(f"`{run['run']}`", str(run["seed"]), f"{run['return']:g}", f"{run['env_steps']:,}", str(run["wall_sec"])) for run in found["worlds"]]
     emulator = parts["emulator"]["env_steps_per_sec"]
     rows = [
-        (name, f"{part['reached']:,.0f}", f"{part['reached'] / emulator:.2f}", f"{part['bound']:,.0f}", f"`{_command_today(part)}`")
+        (
+            name,
+            f"{part['reached']:,.0f}",
+            f"{part['reached'] / emulator:.2f}",
+            f"{part['bound']:,.0f}",
+            f"`{_command_today(part)}`",
+        )
         for name, part in parts.items()
         if "reached" in part
     ]
@@ -379,7 +385,8 @@ cores decide how fast PPO is there, not the GPU.
 
 IMPALA reached {found["cartpole"]["return"]:.0f} on CartPole in {found["cartpole"]["wall_sec"]:.0f} s of training. It did **not** reach 18 on Pong: its return
 was {impala["return"]} after {impala["env_steps"]:,} env steps and {impala["wall_sec"]:.0f} s, {impala["note"]}.
-{impala["why"]} The warm-up and normalised pixels are defaults now; IMPALA's Pong has not been tried again on a GPU since.
+{impala["why"]} The warm-up and normalised pixels are defaults now; IMPALA's Pong has not been tried again on a GPU
+since.
 
 DreamerV3 learns on a GPU in minutes what takes a CPU hours. Up to four runs shared the GPU at a time. FrozenLake's and CartPole's
 returns are means of 100 greedy games, and Pendulum's of the last 100 episodes of training:

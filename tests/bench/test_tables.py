@@ -372,8 +372,8 @@ def test_a_result_says_what_has_changed_since_it_was_made(tmp_path, capsys):
     assert "seed1.json: algo.batch_size had another value when this result was made" in capsys.readouterr().out
     (said,) = commands([measured(tmp_path, one)])
     assert said.endswith(
-        "  # at commit 0123456789 + local changes; its settings are those of commit ffffffffff; algo.batch_size has another"
-        " value today"
+        "  # at commit 0123456789 + local changes; its settings are those of commit ffffffffff; algo.batch_size has"
+        " another value today"
     )
     with pytest.raises(UserError, match=r"--only-render draws all tables and runs nothing, so that seeds=1, --dry-run"):
         _dispatch(["benchmark", "reproduce-tables", "--only-render", "seeds=1", "--dry-run"])

@@ -15,7 +15,8 @@ def test_the_seconds_of_a_gpu_make_no_file_fast_without_one():
     assert "ppo/pong_gpu" in with_gpu and "ppo/pong_gpu" not in without and "pg/cartpole" in without
     with pytest.raises(UserError, match="quick enough for --fast on a machine without a GPU"):
         choose(["ppo/pong_gpu"], True, 1, False)
-    assert [bar.tuned for bar in choose(["ppo/pong_gpu"], False, 1, False)] == ["ppo/pong_gpu"], "it was asked for by name"
+    (named,) = choose(["ppo/pong_gpu"], False, 1, False)
+    assert named.tuned == "ppo/pong_gpu", "it was asked for by name"
 
 
 # Rows of env steps, all games that have ended, and the mean return of the last episode_window of them.
@@ -34,7 +35,8 @@ FEW = ((1000, 1, 90.0), (2000, 4, 50.0), (5000, 9, 99.0))
 )
 def test_a_run_is_judged_by_its_own_window_within_the_env_steps(tmp_path, window, rows, reached):
     names = ("env_steps", "sample/episodes", "sample/return_mean")
-    (tmp_path / "progress.jsonl").write_text("".join(json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows))
+    lines = [json.dumps(dict(zip(names, row, strict=True))) + "\n" for row in rows]
+    (tmp_path / "progress.jsonl").write_text("".join(lines))
     config = compose("algo=pg", "env=CartPole-v1", f"episode_window={window}")
     (tmp_path / "config.yaml").write_text(json.dumps(config))
     job = TrainingJob(name="job", words=(), run_dir=tmp_path, log=tmp_path / "log")
