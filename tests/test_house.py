@@ -284,6 +284,8 @@ def test_tuned_files_compose_type_and_promise(typed, tuned):
     assert {"return", "env_steps", "metric", "seeds", "source"} <= set(expected)
     if config.run.measured:
         assert {"return", "env_steps", "wall_sec", "machine", "seeds", "command"} <= set(config.run.measured)
+        games = config.run.measured.get("games", 100)
+        assert expected["metric"] == "greedy" or games <= config.run.episode_window, "a mean is not of more games"
 
 
 @pytest.mark.parametrize("group", ["model", "resources", "runner"])

@@ -11,6 +11,7 @@ import yaml
 from conftest import compose
 
 from rlrun.commands import COMMANDS
+from rlrun.config.automatic import settled
 from rlrun.config.hydra_errors import known_keys
 from rlrun.config.paths import options
 from rlrun.config.run import type_config
@@ -43,12 +44,32 @@ def test_a_generated_page_is_what_scripts_docs_writes(pages, name):
     assert (ROOT / "docs" / name).read_text() == pages.PAGES[name]().rstrip() + "\n", "run scripts/docs"
 
 
+def test_every_bar_says_where_it_is_from():
+    lines = (ROOT / "docs" / "results.md").read_text().splitlines()
+    rows = [line.split(" | ") for line in lines if line.startswith("| `")]
+    sources = {row[0].strip("| `"): row[2].strip(" |") for row in rows}
+    for name in options("tuned"):
+        bar = yaml.safe_load((ROOT / "tuned" / f"{name}.yaml").read_text())["expected"]
+        assert bar["return"] is None or sources[name] == " ".join(bar["source"].split()), name
+
+
 @pytest.mark.parametrize("name, several", [("mbmpo", ""), ("lin_ts", "yes"), ("lin_ucb", "yes"), ("es", ""), ("a2c", "yes")])
 def test_several_learners_are_where_a_run_with_them_starts(pages, name, several):
     """The plan alone does not say it: the algorithm itself may refuse them."""
     assert pages._can(name, "resources.num_learners=2", *pages._with_learners(name)) == several
     (row,) = (line for line in (ROOT / "docs" / "algorithms.md").read_text().splitlines() if line.startswith(f"| [`{name}`]"))
     assert row.split("|")[6].strip() == several
+
+
+def test_a_label_begins_a_paragraph_and_a_sentence_is_not_torn(pages):
+    text = "Both are on, as in\nRLlib: clipping and the penalty. (Few do so.)\nRecorded: nothing.\n"
+    text += "Differs from the paper: much.\n\nChecked: yes."
+    assert pages._paragraphs(text).split("\n\n") == [
+        "Both are on, as in\nRLlib: clipping and the penalty. (Few do so.)",
+        "Recorded: nothing.",
+        "Differs from the paper: much.",
+        "Checked: yes.",
+    ]
 
 
 def test_every_algorithm_is_on_its_page():
@@ -133,6 +154,13 @@ def test_the_readme_is_a_front_page():
     assert len((ROOT / "README.md").read_text().split()) < 700
 
 
+def test_the_figures_of_the_readme_are_on_the_pages_that_they_link_to():
+    figures = re.findall(r"\[(\d[\d,.]*) [^]]*\]\(([^)#]+)", (ROOT / "README.md").read_text())
+    assert len(figures) >= 3
+    for figure, page in figures:
+        assert re.search(rf"(?<![\d.,]){re.escape(figure)}(?!\d)", (ROOT / page).read_text()), (figure, page)
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_to_files_and_headings(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
@@ -160,6 +188,17 @@ def test_the_options_for_those_of_stable_baselines3_exist():
     known = {key for algo in ("ppo", "dqn", "sac") for key in known_keys(algo)}
     named = re.findall(r"`'?((?:algo|model(?!\.save)|replay|eval|checkpoint)\.[\w.]+)", (ROOT / "docs" / "from_sb3.md").read_text())
     assert len(named) > 30 and [name for name in named if name not in known] == []
+
+
+def test_the_commands_of_the_table_of_gpus_do_not_normalise_pixels():
+    """The page says so, and the defaults have changed since its figures were measured."""
+    text = (ROOT / "docs" / "speed.md").read_text()
+    found = re.findall(r"^\| .*`rlrun benchmark throughput ([^`]+)` \|$", text, re.M)
+    assert len(found) == 5
+    for command in found:
+        options = [word for word in command.split() if not word.startswith("seconds=")]
+        config, _ = settled(compose(*options), "images")
+        assert config["env"]["name"] == "Pong" and config["model"]["observation_filter"] == "none", command
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -5,8 +5,8 @@ are differentiated through predicted values, rewards and the model's dynamics, a
 
 Rows: sequences of batch_length rows and one observation, which begin at any row; the memory begins with zeros.
 Recorded: nothing; the model's h is stored at every row, for open-loop predictions alone.
-Refused: action masks, which nobody could dream of; unbounded actions; images that are not 64 x 64; options of other
-networks.
+Refused: action masks, because the world model does not predict which actions will be legal; unbounded actions; images
+that are not 64 x 64; options of other networks.
 Differs from the author's code (danijar/dreamer @ 56d4d44): vectors and choices can be observed. A sequence may go on in
 the next episode, where the memory begins anew; rows are drawn with equal probability, not episodes. Dreams do not begin
 at the end of an episode, where the code leaves out the last row of every sequence. bf16 stands for float16. Greedy

@@ -7,7 +7,8 @@ REINFORCE for all actions. RLlib, SheepRL and NM512's port have that of 2023.
 Rows: sequences of replay_context + batch_length - 1 rows and one observation, which begin at any row.
 Recorded: nothing; the state-space model's h is stored at every row, and the h that an update makes of the rows that it
 learns from is written back.
-Refused: action masks, which nobody could dream of; unbounded actions; options of other networks.
+Refused: action masks, because the world model does not predict which actions will be legal; unbounded actions; options
+of other networks.
 Differs from the author's code: the policy's choices are mixed with 1% of a uniform distribution, as the paper says;
 z of a sequence's context row is drawn anew from its h, and not stored; learning starts after learning_starts env steps,
 and not after 1024 sequences; rows that follow a break of a column are in no mean;

@@ -3,7 +3,8 @@
 Every arm's reward is a linear function of features, learnt by Bayesian regression. Exploring draws weights from their
 distribution for every row and takes the arm that is best by them.
 
-Rows: fragments [T, B] of the newest policy. Each is used once. What follows a row is of no interest: no values.
+Rows: fragments [T, B] of the newest policy. Each is used once. Only a row's own reward is learnt; later rewards and the
+values of next states are not used.
 Recorded: nothing.
 Options: scale, the factor of deviations (the paper's v); noise: fixed at variance 1, as in RLlib, or learnt, with which
 the variance is drawn too (Riquelme et al. 2018, arXiv:1802.09127, section 4.1, whose prior is noise_shape and

@@ -3,7 +3,8 @@
 Every arm's reward is a linear function of features, learnt by ridge regression. Exploring takes the arm with the
 largest x' theta + alpha sqrt(x' A^-1 x).
 
-Rows: fragments [T, B] of the newest policy. Each is used once. What follows a row is of no interest: no values.
+Rows: fragments [T, B] of the newest policy. Each is used once. Only a row's own reward is learnt; later rewards and the
+values of next states are not used.
 Recorded: nothing.
 Options: items, the observation part that describes the arms, which then share their weights (RLlib's parametric
 models); products, the products of an item's numbers with those of the user; alpha; ridge, the lambda of the regression;

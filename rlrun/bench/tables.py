@@ -12,7 +12,7 @@ from rlrun.core.errors import UserError, closest
 
 
 class Best(NamedTuple):
-    """The highest score that anybody published for a game, and who did."""
+    """The highest score of a game in any published table, and whose it is."""
 
     score: float
     who: str
@@ -20,6 +20,7 @@ class Best(NamedTuple):
 
 # After 10M env steps, without sticky actions, by algorithms that learn no model of the game. RL Zoo is
 # Stable-Baselines3's (its scores are of evaluation games); Tianshou's scores are those of the best of its evaluations.
+# Scores that can only be read off a curve are not here, such as Rainbow's 20,000 or so on Qbert (Hessel et al. 2018).
 BEST_ATARI_10M = {
     "BeamRider": Best(17123, "QR-DQN, RL Zoo"),
     "Breakout": Best(684.6, "Rainbow, Tianshou"),
@@ -68,7 +69,7 @@ class Table:
 
     @property
     def best(self) -> dict[str, Best]:
-        """The best published score of every game, whichever the algorithm, after as many env steps as here."""
+        """The best score of every game in a published table, of any algorithm, after as many env steps as here."""
         return BEST_ATARI_10M if (self.env_steps, self.size) == (1e7, 84) else {}
 
     @property

@@ -4,7 +4,8 @@
 Runs tuned files until they reach what they expect, and reports for each whether it met its bar: reaching
 `expected.return` within `expected.env_steps`. Where the bar is greedy, the return is measured in 100 greedy games
 afterwards, against `expected.opponent` if there is one. Without names, all tuned files that have been measured are run.
---fast runs only the quickest of them, as many as fit into 15 minutes on 2 cores."""
+--fast runs only the quickest of them, as many as fit into 15 minutes on 2 cores; those that were measured on a GPU
+count only where there is one."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 import yaml
 
 from rlrun.bench.reproduce import number, same_options
@@ -23,9 +25,9 @@ from rlrun.config.paths import options, root
 from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError, closest
 from rlrun.experiments.jobs import DONE, Fixed, Outcome, Pool, TrainingJob, check_timeout, clear, known, places
+from rlrun.experiments.runs import RETURN, SavedRun
 from rlrun.experiments.view import text_table, view
 from rlrun.loggers.console import duration
-from rlrun.loggers.jsonl import read as read_rows
 
 FLAGS = {"--fast": bool, "--jobs": int, "--timeout": float, "--json": str, "--runs": str, "--dry-run": bool}
 FAST_SEC = 15 * 60.0
@@ -42,6 +44,7 @@ class Bar(NamedTuple):
     greedy: bool
     seconds: float | None  # the longest time that a seed took when the file was measured
     opponent: str | None = None  # against whom the greedy games are played
+    on_gpu: bool = False  # whether the machine that measured it had a GPU
 
 
 def bar_of(tuned: str) -> Bar | None:
@@ -60,11 +63,14 @@ def bar_of(tuned: str) -> Bar | None:
         expected.get("metric") == "greedy",
         longest,
         expected.get("opponent"),
+        "NVIDIA" in (known or {}).get("machine", ""),
     )
 
 
-def choose(names: Sequence[str], fast: bool, seeds: int) -> list[Bar]:
-    """The bars to run. UserError where a name fits no tuned file, no file expects anything, or none is fast."""
+def choose(names: Sequence[str], fast: bool, seeds: int, has_gpu: bool) -> list[Bar]:
+    """The bars to run. UserError where a name fits no tuned file, no file expects anything, or none is fast.
+
+    has_gpu: whether this machine has a GPU. Without one, the seconds that a file took on a GPU do not make it fast."""
     known = options("tuned")
     if names:
         found: list[str] = []
@@ -80,14 +86,16 @@ def choose(names: Sequence[str], fast: bool, seeds: int) -> list[Bar]:
         bars = [bar for bar in map(bar_of, known) if bar is not None and bar.seconds is not None]
     if not fast:
         return bars
+    timed = [bar for bar in bars if bar.seconds is not None and (has_gpu or not bar.on_gpu)]
     chosen, total = [], 0.0
-    for bar in sorted((bar for bar in bars if bar.seconds is not None), key=lambda bar: bar.seconds or 0.0):
+    for bar in sorted(timed, key=lambda bar: bar.seconds or 0.0):
         total += seeds * ((bar.seconds or 0.0) + START_SEC)
         if total > FAST_SEC:
             break
         chosen.append(bar)
     if not chosen:
-        raise UserError("none of these tuned files was measured to be quick enough for --fast")
+        where = "" if has_gpu else " on a machine without a GPU"
+        raise UserError(f"none of these tuned files was measured to be quick enough for --fast{where}")
     return chosen
 
 
@@ -112,7 +120,7 @@ def main(words: Sequence[str]) -> int:
             seeds = [number(part, int, "seeds") for part in value.split(",") if part] or seeds
     if min(seeds) < 0:
         raise UserError("seeds must not be negative")
-    bars = choose(names, flags["--fast"], len(seeds))
+    bars = choose(names, flags["--fast"], len(seeds), torch.cuda.is_available())
     if flags["--runs"]:
         folder = Path(flags["--runs"])
     else:
@@ -207,17 +215,19 @@ def judged(bar: Bar, seed: int, outcome: Outcome) -> dict[str, Any]:
     if bar.greedy:
         reached = greedy(outcome.job.run_dir, bar.opponent)
     elif outcome.summary.get("status") != "STOPPED":  # it ended on its env steps, but may have met the bar on the way
-        rows = read_rows(outcome.job.run_dir / "progress.jsonl")
-        means = [
-            row["sample/return_mean"]
-            for row in rows
-            if row.get("sample/episodes", 0) >= 100 and row["env_steps"] <= bar.env_steps
-        ]
-        reached = max([value for value in means if value is not None], default=None)
+        reached = best_within(SavedRun(outcome.job.run_dir), bar.env_steps)
     # The last batch may have gone beyond the bar's env steps.
     late = outcome.summary.get("status") == "STOPPED" and outcome.env_steps > bar.env_steps
     met = reached is not None and reached >= bar.aim and not late
     return {**result, "return": reached, "verdict": "pass" if met else "short", "reason": ""}
+
+
+def best_within(run: SavedRun, env_steps: float) -> float | None:
+    """The best mean return of a run's last `episode_window` games within so many env steps, or that of all its games
+    where it never played so many. None where no game ended."""
+    rows = [row for row in run.rows if row["env_steps"] <= env_steps and row.get(RETURN) is not None]
+    full = [row[RETURN] for row in rows if row.get("sample/episodes", 0) >= run.options.get("episode_window", 100)]
+    return max(full or [row[RETURN] for row in rows[-1:]], default=None)
 
 
 def greedy(run_dir: Path, opponent: str | None = None) -> float:

@@ -93,6 +93,7 @@ def estimates_of(run) -> list[str]:
 def of_run(run) -> str:
     from rlrun.bench import charts, page
     from rlrun.commands.plot import curves
+    from rlrun.config.words import exact
     from rlrun.experiments.runs import RETURN, last_games, metrics
     from rlrun.loggers.console import duration
 
@@ -147,7 +148,7 @@ def of_run(run) -> str:
             "All options of this run",
             page.table(
                 ("option", "value"),
-                [(key, shown(value) if value is not None else "null") for key, value in run.options.items()],
+                [(key, exact(value)) for key, value in run.options.items()],
                 left=(0, 1),
             ),
         ),
@@ -314,13 +315,14 @@ def settings_table(together) -> list[str]:
 def runs_table(runs) -> list[str]:
     """A row for each run: the options that tell runs apart, its return and how it ended."""
     from rlrun.bench import page
+    from rlrun.config.words import exact
     from rlrun.experiments.runs import telling
 
     keys = telling(runs)[:6]
     rows = []
     for run in runs:
         reason = str(run.summary.get("reason", "")).strip().splitlines()
-        options = [shown(run.options.get(key)) for key in keys]
+        options = [exact(run.options[key]) if key in run.options else "" for key in keys]
         status, ended = run.summary.get("status", "unknown").lower(), reason[-1][:120] if reason else ""
         rows.append([run.path.name, *options, run.seed, status, shown(returns(run)[0]), ended])
     names = ("run", *keys, "seed", "status", "return", "how it ended")

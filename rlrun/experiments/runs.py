@@ -32,6 +32,7 @@ SAME = (
 )
 RETURN = "sample/return_mean"
 EVALUATED = "eval/return_mean"
+LABELLED = 4  # how many options a label has, unless it needs more to differ from the others
 
 
 class SavedRun:
@@ -221,15 +222,27 @@ def _labels(runs: Sequence[SavedRun]) -> list[str]:
             if len({one.config[group]["name"] for one in runs}) > 1
         ]
         heads.append(" ".join(parts))
-    made = []
+    together: dict[str, list[SavedRun]] = {}
     for run, head in zip(runs, heads, strict=True):
-        same = [one for one, other in zip(runs, heads, strict=True) if other == head]
-        keys = differing(same) if len(same) > 1 else []
-        parts = [
-            f"{key.split('.', 1)[-1] if key.startswith('algo.') else key}={run.options.get(key)}" for key in keys[:4]
-        ]
-        made.append(" ".join([*([head] if head else []), *parts]) or run.title)
-    return made
+        together.setdefault(head, []).append(run)
+    options = {head: iter(_options_of_labels(members)) for head, members in together.items()}
+    labels = [f"{head} {next(options[head])}".strip() for head in heads]
+    return [label or run.title for run, label in zip(runs, labels, strict=True)]
+
+
+def _options_of_labels(runs: Sequence[SavedRun]) -> list[str]:
+    """For each run, the first options that differ, and further ones that tell apart runs whose first are the same."""
+    every = [science(run) for run in runs]
+
+    def texts(keys: Sequence[str]) -> list[str]:
+        return [" ".join(f"{key.removeprefix('algo.')}={one[key]}" for key in keys if key in one) for one in every]
+
+    keys = differing(runs)
+    chosen = keys[:LABELLED]
+    for key in keys[LABELLED:]:
+        if len(set(texts([*chosen, key]))) > len(set(texts(chosen))):
+            chosen.append(key)
+    return texts(chosen)
 
 
 def metrics(runs: Sequence[SavedRun]) -> list[str]:

@@ -51,11 +51,12 @@ def table(lines: list[tuple[str, ...]], columns: tuple[str, ...] = COLUMNS) -> s
 
 def stamp(quick: bool, tries: int | None, patience: float = 1.0) -> str:
     """The commit, the day and the options with which rows are made."""
+    from rlrun.commands.compare import commit
     from rlrun.runtime.rundir import git_commit
 
     options = f"{', --quick' * quick}{f', --tries {tries}' * (tries is not None)}"
     options += f", --patience {patience:g}" * (patience != 1)
-    return f"{(git_commit() or 'unknown')[:9]}, {date.today():%Y-%m-%d}{options}"
+    return f"{commit(git_commit())}, {date.today():%Y-%m-%d}{options}"
 
 
 def write(results: list[Result], made: str) -> None:

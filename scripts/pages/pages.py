@@ -163,8 +163,10 @@ def _can(name: str, *words: str) -> str:
 
 
 def _paragraphs(text: str) -> str:
-    """A docstring as Markdown: lines that begin with a capitalised label and a colon are paragraphs of their own."""
-    return re.sub(r"\n(?=[A-Z][A-Za-z ]{2,40}: )", "\n\n", text)
+    """A docstring as Markdown: a capitalised label and a colon at a line's beginning begin a paragraph.
+
+    The line before must end with a full stop, because a sentence may go on with such words too."""
+    return re.sub(r"(\.\)?)\n(?=[A-Z][A-Za-z ]{2,40}: )", r"\1\n\n", text)
 
 
 # -- results -----------------------------------------------------------------------------------------------------------
@@ -181,14 +183,15 @@ def results() -> str:
         if bar.get("metric") == "greedy":
             mark += ", greedy"
         if not found or found.get("return") is None:
-            waiting.append((f"`{name}`", mark, bar.get("source", "")))
+            waiting.append((f"`{name}`", mark, bar["source"]))
             continue
         returns, steps, seconds, seeds = (_list(found.get(key)) for key in ("return", "env_steps", "wall_sec", "seeds"))
         reached = [float(r) >= float(bar["return"]) and float(at) <= 1.01 * float(bar["env_steps"]) for r, at in zip(returns, steps)]
         row = (
             f"`{name}`",
             mark,
-            ", ".join(f"{float(r):g}" for r in returns),
+            bar["source"],
+            ", ".join(f"{float(r):g}" for r in returns) + _of_games(_list(found.get("games")), len(returns)),
             ", ".join(f"{float(at):,.0f}" for at in steps),
             ", ".join(f"{float(sec):,.0f}" for sec in seconds) or "not noted",
             ", ".join(map(str, seeds)) or "not noted",
@@ -196,14 +199,17 @@ def results() -> str:
             found.get("machine", "not noted"),
         )
         (met if all(reached) else missed).append(row)
-    head = ("tuned file", "bar (return within env steps)", "return", "at env steps", "seconds", "seeds", "command", "machine")
+    bars = ("tuned file", "bar (return within env steps)", "where the bar is from")
+    head = (*bars, "return", "at env steps", "seconds", "seeds", "command", "machine")
     return f"""{MADE}
 # Results
 
 A tuned file holds hyperparameters, a bar ([words](start.md#words-of-these-pages)), and what was measured. It is used by
-`rlrun train tuned=NAME`. A return is that of the full game, never clipped. It is the mean of the last 100 training games or, where the bar says greedy, of 100 greedy games on
-seeds that training never used. Env steps are decisions of the agent; in Atari games each is four frames. Other work ran
-beside most of these runs, so that seconds are upper bounds. `rlrun benchmark tuned` measures them again.
+`rlrun train tuned=NAME`. A return is that of the full game, never clipped. It is the mean of the last 100 training games
+or, where the bar says greedy, of 100 greedy games on seeds that training never used; where it is the mean of another
+number of games, the row says so. Env steps are decisions of the agent; in Atari games each is four frames. Other work
+ran beside most of these runs, so that seconds are upper bounds. `rlrun benchmark tuned` measures them again. Some bars
+are weaker than the figure that they are from, which the column beside them quotes.
 
 RLlib's published tables, with what rlrun measured beside them, are in [TABLES.md](../tuned/results/TABLES.md). The
 defaults of rlrun beside those of other libraries are in [learning.md](learning.md).
@@ -216,7 +222,7 @@ defaults of rlrun beside those of other libraries are in [learning.md](learning.
 {table(head, missed)}
 ## Tuned files that have not been run to their bar
 
-{table(("tuned file", "bar (return within env steps)", "where the bar is from"), waiting)}
+{table(bars, waiting)}
 ## Curves
 
 The curves of the runs in [RLlib's tables](../tuned/results/TABLES.md) are in `tuned/results/tables.html`.
@@ -226,6 +232,13 @@ The curves of the runs in [RLlib's tables](../tuned/results/TABLES.md) are in `t
 `rlrun train tuned=rainbow/pong42 seed=1` and `rlrun train tuned=pqn/pong42 seed=1`, drawn by `rlrun plot` from
 `tuned/results/rainbow_pong42.json` and `tuned/results/pqn_pong42.json`.
 """
+
+
+def _of_games(games: list[int], returns: int) -> str:
+    """How many games each return is the mean of, where they are not 100."""
+    if not games:
+        return ""
+    return f" ({', '.join(map(str, games))} games{' each' * (len(games) < returns)})"
 
 
 def _list(value: Any) -> list:
@@ -292,9 +305,9 @@ fastest of its settings on that machine. The number format is each library's def
 has it, and float32 for the others. Each heading names the machine. The first table is the one to read. The second
 repeats DQN a day later, with four environments. The others are of processors without bf16.
 
-On this whole page, rlrun does not normalise pixels, and neither do the other libraries. Since 28 November 2026, PPO,
-IMPALA, APPO and A2C do so by default. This makes their updates about a fifth longer on a CPU; the option
-`model.observation_filter=none` turns it off.
+On this whole page, rlrun does not normalise pixels, except in PPO's run of Pong [on a GPU](#runs-on-a-gpu), and neither
+do the other libraries. Since 28 November 2026, PPO, IMPALA, APPO and A2C do so by default. This makes their updates
+about a fifth longer on a CPU; the option `model.observation_filter=none` turns it off.
 
 {chr(10).join(f"### On {machine}{chr(10)}{chr(10)}{chr(10).join(tables)}" for machine, tables in parts.items())}
 ## Parts and bound
@@ -337,7 +350,13 @@ def _on_a_gpu() -> str:
     worlds = [(f"`{run['run']}`", str(run["seed"]), f"{run['return']:g}", f"{run['env_steps']:,}", str(run["wall_sec"])) for run in found["worlds"]]
     emulator = parts["emulator"]["env_steps_per_sec"]
     rows = [
-        (name, f"{part['reached']:,.0f}", f"{part['reached'] / emulator:.2f}", f"{part['bound']:,.0f}", f"`{part['command'].split(' --json')[0]}`")
+        (
+            name,
+            f"{part['reached']:,.0f}",
+            f"{part['reached'] / emulator:.2f}",
+            f"{part['bound']:,.0f}",
+            f"`{_command_today(part)}`",
+        )
         for name, part in parts.items()
         if "reached" in part
     ]
@@ -366,7 +385,8 @@ cores decide how fast PPO is there, not the GPU.
 
 IMPALA reached {found["cartpole"]["return"]:.0f} on CartPole in {found["cartpole"]["wall_sec"]:.0f} s of training. It did **not** reach 18 on Pong: its return
 was {impala["return"]} after {impala["env_steps"]:,} env steps and {impala["wall_sec"]:.0f} s, {impala["note"]}.
-{impala["why"]} The warm-up is a default now; IMPALA's Pong has not been tried again on a GPU since.
+{impala["why"]} The warm-up and normalised pixels are defaults now; IMPALA's Pong has not been tried again on a GPU
+since.
 
 DreamerV3 learns on a GPU in minutes what takes a CPU hours. Up to four runs shared the GPU at a time. FrozenLake's and CartPole's
 returns are means of 100 greedy games, and Pendulum's of the last 100 episodes of training:
@@ -375,6 +395,11 @@ returns are means of 100 greedy games, and Pendulum's of the last 100 episodes o
 `scripts/gpu_check` tests and measures rlrun on
 a machine with a GPU, in under ten minutes.
 """
+
+
+def _command_today(part: dict[str, Any]) -> str:
+    """A command as it was typed, and what it needs in addition since a default or a tuned file has changed."""
+    return " ".join(filter(None, (part["command"].split(" --json")[0], part.get("needed_today"))))
 
 
 def _every_algorithm() -> str:

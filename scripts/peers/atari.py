@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 from compare import ROOT, Failed, last
 
+from rlrun.commands.compare import commit
 from rlrun.config.types import load_yaml
 from rlrun.core.seeding import Seeds
 from rlrun.envs.atari import AtariConfig
@@ -146,7 +147,7 @@ def markdown(found: dict[tuple[str, str], dict[str, Any]], randoms: dict[str, di
             for one in found.values()
         }
     )
-    commits = sorted({str(one["git_commit"])[:12] for one in found.values()})
+    commits = sorted({commit(one["git_commit"]) for one in found.values()})
     lines += [
         "",
         f"Each algorithm should be at least {ERRORS:g} errors above random play on at least {ENOUGH} games:",

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from compare import ROOT, Failed, last, make_environment
 
+from rlrun.commands.compare import commit
 from rlrun.runtime.rundir import hardware
 
 HERE = Path(__file__).resolve().parent
@@ -106,10 +107,10 @@ def run(side: str, task: Task, seed: int, python: Path | None) -> dict[str, Any]
             summary = json.loads((folder / "run" / "summary.json").read_text())
             curve = [[row["env_steps"], row.get("sample/return_mean")] for row in rows]
             versions = {name: summary["versions"][name] for name in ("rlrun", "torch", "gymnasium")}
-            commit = summary["git_commit"]
+            git_commit = summary["git_commit"]
         else:
             told = json.loads(lines[-1])
-            curve, versions, commit = told["curve"], told["versions"], None
+            curve, versions, git_commit = told["curve"], told["versions"], None
             cpu_sec = told.get("cpu_sec", cpu_sec)
     points = at_points(curve, task.env_steps)
     return {
@@ -123,7 +124,7 @@ def run(side: str, task: Task, seed: int, python: Path | None) -> dict[str, Any]
         "curve": points,
         "hardware": hardware(),
         "versions": versions,
-        "git_commit": commit,
+        "git_commit": git_commit,
     }
 
 
@@ -167,7 +168,8 @@ def markdown(found: dict[str, dict[str, list[dict[str, Any]]]], command: str) ->
         "standard error. `final` is the mean return of the last 100 training episodes, and `area` is the mean of that",
         "over the run. CPU seconds include the start of the program. The last column compares rlrun with",
         "Stable-Baselines3: it is at least as good where its means of final score and area are not below the other's mean",
-        "minus one standard error. A number there is what rlrun must reach by itself.",
+        "minus one standard error. A number such as `at least 300` is a score that rlrun's mean must reach, whatever",
+        "the other library reaches.",
         "",
         "RLlib's scores cannot be compared with the others'. Ray 2.60 gives the mean of the few episodes that ended since",
         "its last report, and not of the last 100. Its `final` is therefore the score of its newest policy, while the means",
@@ -187,12 +189,12 @@ def markdown(found: dict[str, dict[str, list[dict[str, Any]]]], command: str) ->
             lines.append(f"| {' | '.join([*cells, said])} |")
     versions = sorted({f"{k} {v}" for sides in found.values() for runs in sides.values() for one in runs
                        for k, v in one["versions"].items()})  # fmt: skip
-    commits = sorted({one["git_commit"] for sides in found.values() for one in sides.get("rlrun", [])})
+    commits = sorted({commit(one["git_commit"]) for sides in found.values() for one in sides.get("rlrun", [])})
     machines = sorted({f"{one['hardware']['cores']} cores of an {one['hardware']['cpu']}" for sides in found.values()
                        for runs in sides.values() for one in runs})  # fmt: skip
     lines += [
         "",
-        f"Made by `{command}` with {', '.join(versions)}, rlrun at {', '.join(c[:12] for c in commits)}, on "
+        f"Made by `{command}` with {', '.join(versions)}, rlrun at {', '.join(commits)}, on "
         f"{' and '.join(machines)}. Each run is a file of tuned/results/learning.",
         "",
     ]

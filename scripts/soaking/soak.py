@@ -267,6 +267,8 @@ def grown(result: dict) -> str:
 
 
 def page() -> None:
+    from rlrun.commands.compare import commit
+
     results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
     lines = [
         "# Long runs",
@@ -285,7 +287,7 @@ def page() -> None:
             f"## {result['name']}",
             "",
             f"`{result['soak']}` ran on {result['date']} on {machine['cores']} cores of an {machine['cpu']}, "
-            f"commit {(result['commit'] or 'unknown')[:10]}. {verdict(result)} {grown(result)}".strip(),
+            f"commit {commit(result['commit'])}. {verdict(result)} {grown(result)}".strip(),
             "",
             f"![{result['name']}](../tuned/results/soak/{result['name']}.png)",
             "",

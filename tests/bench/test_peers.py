@@ -22,7 +22,7 @@ def load(name):
     return module
 
 
-compare, common, offline = load("compare"), load("common"), load("offline")
+compare, common, offline, learning, atari = map(load, ("compare", "common", "offline", "learning", "atari"))
 
 
 def test_the_first_quarter_of_the_time_is_not_counted():
@@ -162,6 +162,16 @@ def test_cql_is_compared_with_the_faster_peer_of_every_round():
     for one in found["rlrun"]:
         one["updates_per_sec"] -= 0.1
     assert offline.table("3x256", found)[1] is False
+
+
+def test_pages_of_defaults_say_which_runs_had_local_changes():
+    made = {"final": 20.0, "area": 10.0, "std": 1.0, "episodes": 100, "cpu_sec": 9.0, "wall_sec": 60.0,
+            "hardware": {"cpu": "CPU", "cores": 2, "gpus": []}, "versions": {"torch": "2"}}  # fmt: skip
+    changed, clean = ({**made, "git_commit": name} for name in ("a" * 40 + "+", "b" * 40))
+    page = learning.markdown({"ppo/CartPole-v1": {"rlrun": [clean, changed]}}, "command")
+    assert "rlrun at aaaaaaaaaa + local changes, bbbbbbbbbb, on 2 cores" in page
+    page = atari.markdown({("ppo", "Pong"): clean, ("ppo", "Qbert"): changed}, {"Pong": made, "Qbert": made})
+    assert "\naaaaaaaaaa + local changes, bbbbbbbbbb on 2 cores" in page
 
 
 @pytest.mark.slow

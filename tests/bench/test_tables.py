@@ -2,12 +2,14 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
+import yaml
 
 from rlrun.bench import results
 from rlrun.bench.longer import cut
-from rlrun.bench.publish import INTRODUCTION, commands, headings, markdown, publish, rows, spread
+from rlrun.bench.publish import BEST, INTRODUCTION, commands, headings, markdown, publish, rows, spread
 from rlrun.bench.reproduce import CellJob, Cells
 from rlrun.bench.results import (
     CurveRow,
@@ -27,6 +29,7 @@ from rlrun.cli import _dispatch
 from rlrun.config.paths import options
 from rlrun.core.errors import UserError
 
+ROOT = Path(__file__).parents[2]
 # From RLlib's page: game -> figures in the order of the tables below.
 PUBLISHED = {
     "apex_10m": (6134, 123, 15302, 686), "apex_1h": (4873, 77, 4083, 646), "impala_10m": (2071, 385, 4068, 719), "impala_1h": (3181, 538, 10850, 843),
@@ -56,6 +59,16 @@ def test_every_cell_is_a_tuned_file_of_its_algorithm_and_its_protocol(name):
         assert results.protocol(table, config) == expected_protocol(Wanted(table, cell)), (
             "the run would be of another protocol"
         )
+
+
+@pytest.mark.parametrize("name", options("benchmark"))
+def test_a_tuned_file_names_every_seed_that_the_tables_show(name):
+    """A bar that one seed met and others missed is not met."""
+    table = load(name)
+    for cell in table.cells:
+        noted = yaml.safe_load((ROOT / "tuned" / f"{cell.tuned}.yaml").read_text()).get("measured")
+        shown = {one["seed"] for one in measured(ROOT / "tuned" / "results", Wanted(table, cell)).results}
+        assert not noted or shown <= set(noted["seeds"]), cell.tuned
 
 
 def wanted(name="impala_10m", game="Breakout"):
@@ -354,11 +367,14 @@ def test_a_result_says_what_has_changed_since_it_was_made(tmp_path, capsys):
     assert _dispatch([*words, "--dry-run"]) == 0
     assert "another value" not in capsys.readouterr().out
     options = values["options"] | {"algo.batch_size": 500, "algo.gone": 1}
-    write(tmp_path, key, values | {"options": options, "git_commit": "0123456789abcdef"})
+    write(tmp_path, key, values | {"options": options, "git_commit": "0123456789abcdef+", "settings_commit": "f" * 40})
     assert _dispatch([*words, "--dry-run"]) == 0
     assert "seed1.json: algo.batch_size had another value when this result was made" in capsys.readouterr().out
     (said,) = commands([measured(tmp_path, one)])
-    assert said.endswith("  # at commit 0123456789; algo.batch_size has another value today")
+    assert said.endswith(
+        "  # at commit 0123456789 + local changes; its settings are those of commit ffffffffff; algo.batch_size has"
+        " another value today"
+    )
     with pytest.raises(UserError, match=r"--only-render draws all tables and runs nothing, so that seeds=1, --dry-run"):
         _dispatch(["benchmark", "reproduce-tables", "--only-render", "seeds=1", "--dry-run"])
 
@@ -463,4 +479,5 @@ def test_every_game_at_10m_env_steps_names_the_best_published_score(tmp_path):
         for cell in table.cells if table.best else ():
             assert cell.published < table.best[cell.game].score
             row = dict(zip(headings(table), rows(table, [measured(tmp_path, Wanted(table, cell))])[0], strict=True))
-            assert table.best[cell.game].who in row["best of any algorithm, published"]
+            assert table.best[cell.game].who in row[BEST]
+    assert "table" in BEST and "Rainbow" in " ".join(INTRODUCTION), "a curve has more on Qbert than any table"

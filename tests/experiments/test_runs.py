@@ -53,6 +53,20 @@ def test_runs_that_differ_in_their_seed_alone_are_one_group(runs):
     assert groups(same) == [("pg on CartPole-v1", same)] and differing(same) == []
 
 
+def test_settings_that_differ_late_have_names_of_their_own(tmp_path):
+    first = [f"model.{word}" for word in ("hidden=[32]", "layer_norm=true", "activation=relu", "share_value=true")]
+    saved(tmp_path / "base", *BASE)
+    for number, words in enumerate(([], ["algo.lr=0.1"], ["algo.discount=0.9"], ["algo.lr=0.1", "algo.discount=0.9"])):
+        saved(tmp_path / str(number), *BASE, *first, *words)
+    every = find([str(tmp_path)])
+    assert not {"algo.lr", "algo.discount"} & set(differing(every)[:4])
+    labels = [label for label, _ in groups(every)]
+    assert len(set(labels)) == 5, labels
+    for label in labels:
+        names = {part.partition("=")[0] for part in label.split()}
+        assert {"lr", "discount"} < names and len(names) == 6, "four, and those that tell them apart"
+
+
 def test_a_run_that_begins_with_given_weights_is_no_seed_of_one_that_does_not(runs):
     from rlrun.bench.reproduce import same_options
     from rlrun.experiments.jobs import TrainingJob
@@ -336,6 +350,21 @@ def test_reports_say_it_all_and_need_nothing_else(runs, tmp_path):
     assert text.index('<td class="left">pg lr=0.004</td>') < text.index('<td class="left">pg lr=0.1</td>'), (
         "the best setting comes first"
     )
+
+
+def test_reports_show_options_as_they_are_written(tmp_path):
+    for share, lr in (("true", "0.00012345678"), ("false", "0.00012345679")):
+        words = (f"model.share_value={share}", f"algo.lr={lr}", "model.hidden=[1024]", "env_steps=12345")
+        assert _dispatch(["report", str(saved(tmp_path / "all" / share, *BASE, *words))]) == 0
+    text = (tmp_path / "all" / "true" / "report.html").read_text()
+    shown = dict(re.findall(r'<tr><td class="left">([\w.]+)</td><td class="left">([^<]*)</td></tr>', text))
+    expected = {"model.share_value": "true", "algo.lr": "0.00012345678", "model.hidden": "[1024]"}
+    expected |= {"env_steps": "12345", "stop.return_mean": "null"}
+    assert {key: shown[key] for key in expected} == expected
+    assert _dispatch(["report", str(tmp_path / "all")]) == 0
+    text = (tmp_path / "all" / "report.html").read_text()
+    for cell in ("true", "false", "0.00012345678", "0.00012345679"):
+        assert f'<td class="left">{cell}</td>' in text, cell
 
 
 def test_a_run_whose_process_was_killed_is_not_shown_as_running(runs, tmp_path, capsys):
