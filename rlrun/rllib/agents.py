@@ -10,8 +10,9 @@ import math
 from collections.abc import Callable, Set
 from typing import Any
 
+from rlrun.rllib.algorithms import JOINT, OFF_POLICY, Q_LEARNING
 from rlrun.rllib.team import GROUP, OVERRIDES, Own, Team, merged, told
-from rlrun.rllib.translation import JOINT, OFF_POLICY, Q_LEARNING, Translation
+from rlrun.rllib.translation import Translation
 from rlrun.rllib.yaml_files import Line, flattened, flow
 
 LOST = {  # options without a counterpart: (why, the values with which nothing is lost)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rlrun.rllib.translation import SEARCHING, Translation
+from rlrun.rllib.algorithms import SEARCHING
+from rlrun.rllib.translation import Translation
 from rlrun.rllib.yaml_files import rounded
 
 SPARSE = "CartPoleSparse-v0"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from rlrun.rllib.algorithms import DREAMING, EVOLUTION, IMITATION, JOINT, META, SEARCHING
 from rlrun.rllib.joint import sequence_of
 from rlrun.rllib.networks import memories, sequence_length
 from rlrun.rllib.q_learning import replayed
 from rlrun.rllib.slates import BANDITS
-from rlrun.rllib.translation import DREAMING, EVOLUTION, IMITATION, JOINT, META, SEARCHING, Translation
+from rlrun.rllib.translation import Translation
 
 LENGTHS = ("rollout_fragment_length", "sample_batch_size")
 SIZES = ("train_batch_size", "train_batch_size_per_learner")

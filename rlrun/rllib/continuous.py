@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from rlrun.rllib.algorithms import EVOLUTION, OFF_POLICY, SOFT
 from rlrun.rllib.networks import activated, own_net
 from rlrun.rllib.q_learning import EPSILONS, from_replay
-from rlrun.rllib.translation import EVOLUTION, OFF_POLICY, SOFT, Translation
+from rlrun.rllib.translation import Translation
 from rlrun.rllib.yaml_files import rounded
 
 RANGE = 2.0  # width of an action's range here, -1 to 1; RLlib multiplies OU noise by high - low

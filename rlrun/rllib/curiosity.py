@@ -7,8 +7,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from rlrun.rllib.algorithms import curious_problem
 from rlrun.rllib.networks import activated
-from rlrun.rllib.translation import Translation, curious_problem
+from rlrun.rllib.translation import Translation
 from rlrun.rllib.yaml_files import Line, flow, rounded
 
 GROUP = "exploration_config"

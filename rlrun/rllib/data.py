@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from rlrun.config.paths import runner_of
-from rlrun.rllib.translation import FROM_DATA, INPUTS, SAMPLER, Translation
+from rlrun.rllib.algorithms import FROM_DATA
+from rlrun.rllib.translation import INPUTS, SAMPLER, Translation
 from rlrun.rllib.yaml_files import flow
 
 FILES = (".json", ".jsonl", ".zip", ".parquet")

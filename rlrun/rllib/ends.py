@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+from rlrun.rllib.algorithms import META
 from rlrun.rllib.evaluation import LOOK_EVERY, iteration
 from rlrun.rllib.meta import rows_of_iteration
 from rlrun.rllib.team import told
-from rlrun.rllib.translation import META, Translation, first_of
+from rlrun.rllib.translation import Translation, first_of
 from rlrun.rllib.yaml_files import How, Line, flow, rounded
 
 FILES_END = 1.0e7  # env steps of a file that names no end; RLlib's Atari tables end there

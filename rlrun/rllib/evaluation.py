@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rlrun.rllib.translation import FROM_DATA, Translation
+from rlrun.rllib.algorithms import FROM_DATA
+from rlrun.rllib.translation import Translation
 
 SAMPLED = ("timesteps_per_iteration", "min_sample_timesteps_per_iteration", "min_sample_timesteps_per_reporting")
 TRAINED = ("min_train_timesteps_per_iteration", "min_train_timesteps_per_reporting")

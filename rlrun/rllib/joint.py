@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from rlrun.rllib.algorithms import JOINT
 from rlrun.rllib.q_learning import exploration, from_replay
-from rlrun.rllib.translation import JOINT, Translation
+from rlrun.rllib.translation import Translation
 
 WHOLE = 1000  # rows; a longer max_seq_len asks for whole episodes
 PARTS = 10  # rows of a sequence, where RLlib's are whole episodes

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlrun.rllib.translation import EVOLUTION, IMITATION, OFF_POLICY, WITH_VALUE, Translation
+from rlrun.rllib.algorithms import EVOLUTION, IMITATION, OFF_POLICY, WITH_VALUE
+from rlrun.rllib.translation import Translation
 from rlrun.rllib.yaml_files import rounded
 
 

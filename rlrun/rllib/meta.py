@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from rlrun.rllib.translation import META, Translation
+from rlrun.rllib.algorithms import META
+from rlrun.rllib.translation import Translation
 
 WORKERS = ("num_workers", "num_rollout_workers", "num_env_runners")
 ENVS = ("num_envs_per_worker", "num_envs_per_env_runner")

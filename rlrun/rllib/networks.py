@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from rlrun.rllib.algorithms import EVOLUTION, IMITATION, OFF_POLICY, WITH_VALUE
 from rlrun.rllib.environments import image_shape
-from rlrun.rllib.translation import EVOLUTION, IMITATION, OFF_POLICY, WITH_VALUE, Translation
+from rlrun.rllib.translation import Translation
 
 ACTIVATIONS = {"swish": "silu"}
 # The network that RLlib makes for images of these sizes, where a file does not say `conv_filters`

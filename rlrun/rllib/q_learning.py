@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from rlrun.rllib.translation import JOINT, Q_LEARNING, SOFT, Translation
+from rlrun.rllib.algorithms import JOINT, Q_LEARNING, SOFT
+from rlrun.rllib.translation import Translation
 from rlrun.rllib.yaml_files import rounded
 
 EPSILONS = (0.4, 6.5536e-4)  # Ape-X's first and last environment (Horgan et al. 2018, section 4.1)

@@ -13,6 +13,18 @@ from typing import Any
 from rlrun.config.paths import runner_of
 from rlrun.core.errors import UserError, closest
 from rlrun.rllib.agents import agents, steps_of_agents
+from rlrun.rllib.algorithms import (
+    DREAMING,
+    EVOLUTION,
+    FROM_DATA,
+    JOINT,
+    LACKING,
+    META,
+    OFF_POLICY,
+    RUNS,
+    SOFT,
+    WITH_VALUE,
+)
 from rlrun.rllib.alphazero import alphazero, dense_model
 from rlrun.rllib.batches import batches
 from rlrun.rllib.continuous import continuous
@@ -39,21 +51,7 @@ from rlrun.rllib.networks import networks
 from rlrun.rllib.q_learning import q_learning
 from rlrun.rllib.slates import BANDITS, OWN, slates, world_options
 from rlrun.rllib.team import GROUP, Team, team_of
-from rlrun.rllib.translation import (
-    DREAMING,
-    EVOLUTION,
-    FROM_DATA,
-    JOINT,
-    LACKING,
-    META,
-    OFF,
-    OFF_POLICY,
-    RUNS,
-    SOFT,
-    WITH_VALUE,
-    Original,
-    Translation,
-)
+from rlrun.rllib.translation import OFF, Original, Translation
 from rlrun.rllib.vain import leave_out
 from rlrun.rllib.yaml_files import (
     NESTED,

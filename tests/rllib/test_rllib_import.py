@@ -16,9 +16,9 @@ from rlrun.commands import import_rllib
 from rlrun.config.run import type_config
 from rlrun.core.errors import UserError
 from rlrun.machine.machine import Machine, measured
+from rlrun.rllib.algorithms import DEFAULTS_OF, RUNS
 from rlrun.rllib.kinds import known_kinds
 from rlrun.rllib.translate import translate
-from rlrun.rllib.translation import DEFAULTS_OF, RUNS
 from rlrun.rllib.yaml_files import GROUPS, Imported, data, defaults, flattened, flow, machinery, numbers, read
 from rlrun.runtime.plan import plan
 
