@@ -64,6 +64,15 @@ def test_a_batch_is_immutable_and_indexes_every_field():
     assert batch.replace(a=torch.zeros(1)).a.shape == (1,) and batch.a.shape == (3, 2)
 
 
+def test_a_batch_is_filled_by_name():
+    one, two, three = (torch.full((2,), float(number)) for number in (1, 2, 3))
+    into = Batch(steer=torch.zeros(2), inner=Batch(a=torch.zeros(2), b=torch.zeros(2)))
+    into.copy_(Batch(inner=Batch(b=three, a=two), steer=one))
+    assert (into.steer == 1).all() and (into.inner.a == 2).all() and (into.inner.b == 3).all()
+    with pytest.raises(ValueError, match="a Batch of steer, inner cannot be filled from one of inner, brake"):
+        into.copy_(Batch(inner=into.inner, brake=one))
+
+
 def test_stack_columns_keeps_order_with_and_without_memory():
     parts = [
         allocate(make()).map(lambda x, n=n: torch.full_like(x, n % 2 if x.dtype == torch.bool else n))
