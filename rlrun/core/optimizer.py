@@ -24,7 +24,7 @@ from torch.optim.adam import adam
 from rlrun.core.conditions import OnlyWith
 from rlrun.core.errors import Diverged
 from rlrun.core.laprop import LaProp
-from rlrun.core.ranges import NotNegative, Share, ShareBelowOne
+from rlrun.core.ranges import NotNegative, Positive, Share, ShareBelowOne
 from rlrun.core.ranks import ALONE, Ranks
 from rlrun.core.rmsprop_tf import RMSpropTF, initial_statistics
 from rlrun.core.schedule import Clock, Schedule, number_type
@@ -39,7 +39,8 @@ SMALLEST_NORM = 1e-3  # a parameter's norm counts as this at least, where its gr
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     kind: Literal["adam", "adamw", "radam", "laprop", "rmsprop", "rmsprop_tf", "sgd"]
-    epsilon: Annotated[float, NotNegative, OnlyWith("kind", *ADAMS, *RMSPROPS)]
+    # With 0, a parameter whose gradient was always 0 would become 0 / 0.
+    epsilon: Annotated[float, Positive, OnlyWith("kind", *ADAMS, *RMSPROPS)]
     decay: Annotated[float, Share, OnlyWith("kind", *RMSPROPS)]
     momentum: Annotated[float, NotNegative, OnlyWith("kind", *RMSPROPS, "sgd")]
     centered: Annotated[bool, OnlyWith("kind", *RMSPROPS)]

@@ -13,8 +13,8 @@ from conftest import optimizer_config
 
 from rlrun.core.batch import Batch, Field, allocate, fragment_layout, layout_bytes, stack_columns
 from rlrun.core.checkpoint import Checkpoints, load_part
-from rlrun.core.errors import RunFailed, closest
-from rlrun.core.optimizer import MAX_SKIPPED, Optimizer
+from rlrun.core.errors import RunFailed, UserError, closest
+from rlrun.core.optimizer import ADAMS, MAX_SKIPPED, RMSPROPS, Optimizer
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete
@@ -304,6 +304,13 @@ def test_options_of_another_kind_of_optimiser_are_refused():
         optimizer_config(centered=True)
     with pytest.raises(ValueError, match="momentum is for kind=rmsprop"):
         optimizer_config(kind="radam", momentum=0.5)
+
+
+@pytest.mark.parametrize("kind", [*ADAMS, *RMSPROPS])
+def test_an_epsilon_of_0_is_refused(typed, kind):
+    """Else a weight whose gradient was always 0 would become NaN."""
+    with pytest.raises(UserError, match=r"algo\.optimizer\.epsilon must be positive, not 0"):
+        typed("algo=pg", "env=CartPole-v1", f"algo.optimizer.kind={kind}", "algo.optimizer.epsilon=0")
 
 
 def test_an_optimizer_s_state_is_by_parameter_and_another_one_s_is_refused():
