@@ -94,9 +94,12 @@ class Batch(Mapping[str, "Tensor | Batch"]):
         return self.map(torch.clone)
 
     def copy_(self, source: Batch) -> None:
-        """Copies every tensor of `source` into this Batch's memory. Trees and shapes must match."""
-        for mine, theirs in zip(self.leaves(), source.leaves(), strict=True):
-            mine.copy_(theirs)
+        """Copies every tensor of `source`, whose order of names does not matter, into this Batch's memory. Shapes must
+        match. Raises ValueError if the names are not the same."""
+        if self._fields.keys() != source._fields.keys():
+            raise ValueError(f"a Batch of {', '.join(self)} cannot be filled from one of {', '.join(source)}")
+        for name, mine in self._fields.items():
+            mine.copy_(source._fields[name])
 
     def columns(self, index) -> Batch:
         """These columns (dimension 1) of every field: views for a slice, copies for a tensor of column numbers [N]."""
@@ -194,6 +197,13 @@ def at(tree: Tensor | Batch, path: tuple[str, ...]) -> Tensor:
         tree = tree[name]
     assert isinstance(tree, Tensor)
     return tree
+
+
+def paths(tree: Any, before: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """The paths of all leaves of a tree of nested mappings, in its own order; a tree that is a leaf has the path ()."""
+    if not isinstance(tree, Mapping):
+        return [before]
+    return [path for name, inner in tree.items() for path in paths(inner, (*before, name))]
 
 
 def nested(tree: Mapping[str, Any]) -> Batch:

@@ -24,10 +24,10 @@ from torch.optim.adam import adam
 from rlrun.core.conditions import OnlyWith
 from rlrun.core.errors import Diverged
 from rlrun.core.laprop import LaProp
-from rlrun.core.ranges import NotNegative, Share, ShareBelowOne
+from rlrun.core.ranges import NotNegative, Positive, Share, ShareBelowOne
 from rlrun.core.ranks import ALONE, Ranks
 from rlrun.core.rmsprop_tf import RMSpropTF, initial_statistics
-from rlrun.core.schedule import Clock, Schedule
+from rlrun.core.schedule import Clock, Schedule, number_type
 
 MAX_SKIPPED = 20  # consecutive non-finite gradients after which the run ends instead of idling
 
@@ -39,7 +39,8 @@ SMALLEST_NORM = 1e-3  # a parameter's norm counts as this at least, where its gr
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     kind: Literal["adam", "adamw", "radam", "laprop", "rmsprop", "rmsprop_tf", "sgd"]
-    epsilon: Annotated[float, NotNegative, OnlyWith("kind", *ADAMS, *RMSPROPS)]
+    # With 0, a parameter whose gradient was always 0 would become 0 / 0.
+    epsilon: Annotated[float, Positive, OnlyWith("kind", *ADAMS, *RMSPROPS)]
     decay: Annotated[float, Share, OnlyWith("kind", *RMSPROPS)]
     momentum: Annotated[float, NotNegative, OnlyWith("kind", *RMSPROPS, "sgd")]
     centered: Annotated[bool, OnlyWith("kind", *RMSPROPS)]
@@ -210,7 +211,9 @@ class Optimizer:
         assert gradient is not None
         self.ranks.sum_(gradient)
         if self.deferred:
-            return self._apply_deferred(gradient, lr * self._warmth() if self.cfg.warmup_updates else lr)
+            if self.cfg.warmup_updates:
+                lr = lr * self._warmth().to(number_type(gradient.device))
+            return self._apply_deferred(gradient, lr)
         if self.cfg.warmup_updates:
             lr = lr * float(self._warmth())
         for group in self.inner.param_groups:
@@ -242,7 +245,8 @@ class Optimizer:
             gradient.clamp_(-self.cfg.max_grad_value, self.cfg.max_grad_value)
             clipped = torch.linalg.vector_norm(gradient)
         if self.max_grad_norm > 0:
-            gradient.mul_((self.max_grad_norm / clipped).clamp(max=1.0))
+            # In float32 a number divided by a tensor is rounded twice, and apply() divides Python's numbers.
+            gradient.mul_((self.max_grad_norm / clipped.double()).clamp(max=1.0).to(gradient.dtype))
         if self.cfg.agc > 0:
             self._clip_each()
         state = self.inner.state[self.stepped]
@@ -257,10 +261,11 @@ class Optimizer:
                 after = place
             else:
                 for group in self.inner.param_groups:
-                    # A recording fixes this number. Steps of these kinds are proportional to it, so lr follows below.
-                    group["lr"] = 1.0
+                    # A recording fixes this number. Steps of these kinds are proportional to it, so an lr that changes
+                    # follows below, which is the same up to rounding.
+                    group["lr"] = 1.0 if isinstance(lr, Tensor) else lr
                 self.inner.step()
-                after = torch.lerp(before, place, lr)
+                after = torch.lerp(before, place, lr.to(place.dtype)) if isinstance(lr, Tensor) else place
             place.copy_(torch.where(failed, before, after))
             for statistic, old in kept:
                 statistic.copy_(torch.where(failed, old, statistic))
@@ -298,7 +303,8 @@ class Optimizer:
         """Lets a recorded step see what follow_kl() does between its replays. It does nothing where steps are not
         deferred."""
         if self.deferred:
-            self.scale = torch.full((), self.lr_scale, device=self.skips.device)
+            device = self.skips.device
+            self.scale = torch.full((), self.lr_scale, dtype=number_type(device), device=device)
 
     def set_scale(self, factor: float) -> None:
         """Sets the factor of the schedule's lr."""

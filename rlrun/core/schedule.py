@@ -131,6 +131,13 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def number_type(device: torch.device) -> torch.dtype:
+    """The dtype of a tensor [] that stands for one of Python's numbers in a recorded function. On a CPU it is that of
+    Python's numbers themselves, so that arithmetic with it is rounded as theirs is. A GPU's optimisers take float32
+    only."""
+    return torch.float64 if device.type == "cpu" else torch.float32
+
+
 class GraphClock:
     """A Clock for functions that are recorded and replayed (machine/graphs.py). With it, schedules that change give
     tensors [], which renew() fills."""
@@ -146,7 +153,8 @@ class GraphClock:
         if min(schedule.values) == max(schedule.values):
             return schedule.values[0]
         if schedule not in self.given:  # this is at the first, unrecorded call, so the tensor exists before a recording
-            self.given[schedule] = torch.full((), schedule(self.now), device=self.device)
+            kind = number_type(self.device)
+            self.given[schedule] = torch.full((), schedule(self.now), dtype=kind, device=self.device)
             self.filled[schedule] = schedule(self.now)
         return self.given[schedule]
 

@@ -3,8 +3,12 @@
 An update of small networks is hundreds of kernels of a microsecond or two each, and PyTorch takes longer to find out
 what to do (modules, autograd's graph, memory for results) than to do it. A tape holds the kernels that one call of the
 function ran, with the memory that they read and wrote, and runs them again on that memory: the same kernels in the same
-order, hence the same numbers to the bit. What a CUDA graph is on a GPU (machine/graphs.py, whose rules hold here as
-well), a tape is on a CPU. QMIX's update for the two-step game takes 0.57 of the time, DQN's for CartPole 0.67.
+order, hence the same numbers to the bit. Two things are the same only up to rounding, because the value of a schedule
+that changes is a tensor on a tape: steps of rmsprop, radam and sgd whose lr changes, and a loss with a coefficient that
+changes where the number of rows multiplies that loss (impala's loss_reduction=sum).
+
+What a CUDA graph is on a GPU (machine/graphs.py, whose rules hold here as well), a tape is on a CPU. QMIX's update for
+the two-step game takes 0.57 of the time, DQN's for CartPole 0.67.
 
 Not everything is run again. Views stay what they are, since memory does not move. Results that nobody reads are left
 out. What is computed from constants only is still there. Large updates are run plainly: their time goes into the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rlrun.core.batch import Batch, Field, RowSpec, at
+from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.conditions import SINGLE_IMAGES, OnlyFor, OnlyWith
 from rlrun.core.errors import UserError, told
 from rlrun.core.plugins import is_path, load_object
@@ -258,6 +258,18 @@ class OwnHead(ActionHead):
         return self.kind(self.linear(features), self.space)
 
 
+def _shapes(action: Any, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], tuple[int, ...] | None]:
+    """The shape of each part of an action, by its path; None for what is no tensor."""
+    if isinstance(action, Batch):
+        return {inner: shape for name, part in action.items() for inner, shape in _shapes(part, (*path, name)).items()}
+    return {path: tuple(action.shape) if isinstance(action, Tensor) else None}
+
+
+def _of_parts(shapes: Mapping[tuple[str, ...], Any]) -> str:
+    """Shapes as words: (2, 3), or left (2,), right.hand (2, 3)."""
+    return ", ".join(f"{'.'.join(path)} {shape}".strip() for path, shape in shapes.items())
+
+
 def own_head(space: Space, inputs: int, linear: Linear, name: str) -> OwnHead:
     """The head of the distribution package.module:Name. It is tried out on two rows, and UserError says what does not
     fit."""
@@ -274,12 +286,12 @@ def own_head(space: Space, inputs: int, linear: Linear, name: str) -> OwnHead:
         raise UserError(f"{option} does not fit the actions {space}: {told(error, __file__)}") from None
     wanted = {path: (2, *part.field.shape) for path, part in leaves(space)}
     for method, action in actions.items():
-        for path, shape in wanted.items():
-            found = getattr(at(action, path) if isinstance(action, Batch) else action, "shape", None)
-            if found != shape:
-                raise UserError(
-                    f"{option}: {method}() makes actions of shape {found} for 2 rows, not {shape}, of {space}"
-                )
+        found = _shapes(action)
+        if found != wanted:
+            raise UserError(
+                f"{option}: {method}() makes actions of shape {_of_parts(found)} for 2 rows, not {_of_parts(wanted)},"
+                f" of {space}"
+            )
     for method, value in made.items():
         if getattr(value, "shape", None) != (2,):
             raise UserError(f"{option}: {method}() must make a number for each row, [2] for 2 rows")

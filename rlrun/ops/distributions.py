@@ -22,6 +22,7 @@ from rlrun.core.batch import Batch
 # NaN.
 MASKED = -1e9
 EDGE = 1e-6  # smallest distance of a squashed action or a Beta sample from its bounds
+CERTAIN = 6.0  # deviations within which a normal variable lies with probability 1 - 1e-9
 
 
 class Distribution(Protocol):
@@ -272,12 +273,16 @@ class Gaussian(Whole):
     def mode(self) -> Tensor:
         return self._shaped(self.mean)
 
-    def _density(self, x: Tensor) -> Tensor:
-        z = (x - self.mean) * torch.exp(-self.log_std)
-        return (-0.5 * z.square() - self.log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
+    def _deviations(self, x: Tensor) -> Tensor:
+        """How far each number [..., D] is from the mean, in standard deviations."""
+        return (x - self.mean) * torch.exp(-self.log_std)
+
+    def _log_densities(self, x: Tensor) -> Tensor:
+        """The log densities of single numbers [..., D]."""
+        return -0.5 * self._deviations(x).square() - self.log_std - 0.5 * math.log(2 * math.pi)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        return self._density(_flat(action, self.shape))
+        return self._log_densities(_flat(action, self.shape)).sum(-1)
 
     def entropy(self) -> Tensor:
         return (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
@@ -329,8 +334,15 @@ class SquashedGaussian(Gaussian):
         return self._shaped(torch.tanh(self.mean))
 
     def log_prob(self, action: Tensor) -> Tensor:
-        x = torch.atanh(_flat(action, self.shape).clamp(-1 + EDGE, 1 - EDGE))
-        return self._density(x) - squash_log_slope(x).sum(-1)
+        """A number within EDGE of a bound has too few digits to tell which number tanh was taken of. It stands for all
+        that lie there, whose density is their probability divided by EDGE."""
+        flat = _flat(action, self.shape)
+        x = torch.atanh(flat.clamp(-1 + EDGE, 1 - EDGE))
+        inside = flat.abs() < 1 - EDGE
+        # Beyond CERTAIN deviations the probability is 1, and its second derivative would become NaN.
+        beyond = torch.special.log_ndtr((-x.sign() * self._deviations(x)).clamp(max=CERTAIN))
+        density = torch.where(inside, self._log_densities(x), beyond)
+        return density.sum(-1) - torch.where(inside, squash_log_slope(x), math.log(EDGE)).sum(-1)
 
     def entropy(self) -> Tensor:
         nodes, weights = self.quadrature(self.mean.device)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from rlrun.core.awake import awake
-from rlrun.core.batch import Batch, RowSpec
+from rlrun.core.batch import Batch, RowSpec, at, paths
 from rlrun.core.env import Failure
 from rlrun.core.errors import RunFailed
 from rlrun.core.moments import Moments
@@ -35,7 +35,7 @@ from rlrun.core.schedule import Clock
 from rlrun.dataflow.slots import Fragment, Header, Slots
 from rlrun.dataflow.stores import FragmentStore, Key
 from rlrun.dataflow.workers import READY, Worker, at_end
-from rlrun.machine.graphs import GraphRecorder, tensors
+from rlrun.machine.graphs import GraphRecorder
 from rlrun.machine.resources import BATCHED_GROUPS as GROUPS
 from rlrun.samplers.acting import ActingCopy
 from rlrun.samplers.collector import store_core
@@ -114,7 +114,7 @@ class _Row(NamedTuple):
     thread's time."""
 
     seen: Batch  # obs, is_first
-    acted: dict[str, list[Tensor]]  # the leaves of the action and of every record
+    acted: list[Tensor]  # the leaves of the action and of every record
 
 
 @dataclass
@@ -149,6 +149,7 @@ class BatchedSampler(ProcessSampler):
         super().__init__(plan, plan.workers * GROUPS, make_store, restarts)
         self.device = device
         self.rows = plan.layout["reward"].shape[0]  # type: ignore[union-attr]
+        self.acted = paths({name: plan.layout[name] for name in ("action", *plan.record)})
         rng = plan.seeds.generator("policy", plan.first, plan.generation, device=str(device))
         self.rows_of: dict[Key, list[_Row]] = {key: [] for key in self.views}  # by slot; filled when first used
         self.copy = ActingCopy(
@@ -311,15 +312,13 @@ class BatchedSampler(ProcessSampler):
             store_core(self.views[group.slot], group.t, group.state, self.plan.core_every)
         rows = [self._row(group) for group in groups]
         action, record, state = self.copy.act([row.seen for row in rows], [group.state for group in groups])
-        made = {
-            name: [leaf.split(self.columns) for leaf in tensors(value)]
-            for name, value in (("action", action), *record.items())
-        }
+        acted = record.replace(action=action)
+        # By name, because the parts of a user's action may stand in another order than those of the row.
+        made = [at(acted, path).split(self.columns) for path in self.acted]
         stateless = next(state.leaves(), None) is None
         for i, (row, group) in enumerate(zip(rows, groups, strict=True)):
-            for name, leaves in made.items():
-                for mine, theirs in zip(row.acted[name], leaves, strict=True):
-                    mine.copy_(theirs[i])
+            for mine, theirs in zip(row.acted, made, strict=True):
+                mine.copy_(theirs[i])
             group.state = state if stateless else state[i * self.columns : (i + 1) * self.columns]
             if group.t + 1 == self.rows:
                 store_core(self.views[group.slot], self.rows, group.state, self.plan.core_every)
@@ -330,11 +329,10 @@ class BatchedSampler(ProcessSampler):
         """Returns the row on which the group acts next."""
         rows, batch = self.rows_of[group.slot], self.views[group.slot]
         if not rows:
-            names = ("action", *self.plan.record)
             rows += [
                 _Row(
                     Batch(obs=batch.obs[t], is_first=batch.is_first[t]),
-                    {name: tensors(batch[name][t]) for name in names},
+                    [at(batch, path)[t] for path in self.acted],
                 )
                 for t in range(self.rows)
             ]

@@ -13,8 +13,8 @@ from conftest import optimizer_config
 
 from rlrun.core.batch import Batch, Field, allocate, fragment_layout, layout_bytes, stack_columns
 from rlrun.core.checkpoint import Checkpoints, load_part
-from rlrun.core.errors import RunFailed, closest
-from rlrun.core.optimizer import MAX_SKIPPED, Optimizer
+from rlrun.core.errors import RunFailed, UserError, closest
+from rlrun.core.optimizer import ADAMS, MAX_SKIPPED, RMSPROPS, Optimizer
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete
@@ -62,6 +62,15 @@ def test_a_batch_is_immutable_and_indexes_every_field():
         batch.c  # noqa: B018
     assert batch[1].a.tolist() == [2, 3] and batch[1].inner.b == 1
     assert batch.replace(a=torch.zeros(1)).a.shape == (1,) and batch.a.shape == (3, 2)
+
+
+def test_a_batch_is_filled_by_name():
+    one, two, three = (torch.full((2,), float(number)) for number in (1, 2, 3))
+    into = Batch(steer=torch.zeros(2), inner=Batch(a=torch.zeros(2), b=torch.zeros(2)))
+    into.copy_(Batch(inner=Batch(b=three, a=two), steer=one))
+    assert (into.steer == 1).all() and (into.inner.a == 2).all() and (into.inner.b == 3).all()
+    with pytest.raises(ValueError, match="a Batch of steer, inner cannot be filled from one of inner, brake"):
+        into.copy_(Batch(inner=into.inner, brake=one))
 
 
 def test_stack_columns_keeps_order_with_and_without_memory():
@@ -295,6 +304,13 @@ def test_options_of_another_kind_of_optimiser_are_refused():
         optimizer_config(centered=True)
     with pytest.raises(ValueError, match="momentum is for kind=rmsprop"):
         optimizer_config(kind="radam", momentum=0.5)
+
+
+@pytest.mark.parametrize("kind", [*ADAMS, *RMSPROPS])
+def test_an_epsilon_of_0_is_refused(typed, kind):
+    """Else a weight whose gradient was always 0 would become NaN."""
+    with pytest.raises(UserError, match=r"algo\.optimizer\.epsilon must be positive, not 0"):
+        typed("algo=pg", "env=CartPole-v1", f"algo.optimizer.kind={kind}", "algo.optimizer.epsilon=0")
 
 
 def test_an_optimizer_s_state_is_by_parameter_and_another_one_s_is_refused():

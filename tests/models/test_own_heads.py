@@ -12,6 +12,7 @@ from rlrun.cli import _dispatch
 from rlrun.core.batch import Batch
 from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
+from rlrun.ops.distributions import ActionDistribution
 from rlrun.runtime.trained import load
 
 LAPLACE, LAYERS = "model.action_distribution=my_rl.distributions:Laplace", "my_rl.models:TwoLayers"
@@ -46,6 +47,30 @@ def test_the_deviation_of_a_gaussian_is_a_parameter_or_depends_on_the_observatio
     torch.testing.assert_close(made.record.log_prob, wanted)
 
 
+class Misnamed(ActionDistribution):
+    """Its actions have a part that the space does not have, and lack another."""
+
+    @classmethod
+    def outputs(cls, space):
+        return 1
+
+    def sample(self, rng):
+        zeros = torch.zeros(2, dtype=torch.int64)
+        return Batch({"0": zeros, "1": torch.zeros(2, 1), "2": Batch(pairs=zeros)})
+
+    def mode(self):
+        return self.sample(None)
+
+    def log_prob(self, action):
+        return self.numbers.squeeze(-1)
+
+    def entropy(self):
+        return self.numbers.squeeze(-1)
+
+    def kl(self, other):
+        return self.numbers.squeeze(-1)
+
+
 @pytest.mark.parametrize(
     "words, said",
     [
@@ -53,6 +78,10 @@ def test_the_deviation_of_a_gaussian_is_a_parameter_or_depends_on_the_observatio
         ([*PPO, *BOX, "model.value_head=mlp"], "value_head must be linear or package.module:Name"),
         ([*PPO, "env=CartPole-v1", LAPLACE], "Laplace does not fit the actions .*Laplace variables are numbers"),
         ([*PPO, *BOX, "model.action_distribution=my_rl.broken:Flat"], r"mode\(\) makes actions of shape"),
+        (
+            [*PPO, "env=rlrun/EverySpace-v0", "model.action_distribution=test_own_heads:Misnamed"],
+            r"0 \(2,\), 1 \(2, 1\), 2.pairs \(2,\) for 2 rows, not 0 \(2,\), 1 \(2, 1\), 2.flags \(2, 2\), 2.pair \(2, 2\)",
+        ),
         ([*PPO, *BOX, "model.action_distribution=my_rl.models:TwoLayers"], "derives from rlrun.ActionDistribution"),
         ([*PPO, *BOX, "model.value_head=my_rl.broken:Narrow"], r"maps \[..., 8\] to \[..., 1\]"),
         ([*PPO, *BOX, "model.value_head=my_rl.broken:Absent"], "my_rl.broken has no Absent"),

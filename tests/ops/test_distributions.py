@@ -5,7 +5,16 @@ import torch
 from torch import distributions as theirs
 
 from rlrun.core.batch import Batch
-from rlrun.ops.distributions import Bernoulli, Beta, Categorical, Gaussian, Joint, MultiCategorical, SquashedGaussian
+from rlrun.ops.distributions import (
+    EDGE,
+    Bernoulli,
+    Beta,
+    Categorical,
+    Gaussian,
+    Joint,
+    MultiCategorical,
+    SquashedGaussian,
+)
 
 
 def test_categorical_agrees_with_torch():
@@ -115,6 +124,44 @@ def test_the_entropy_of_a_squashed_gaussian_is_the_integral_over_its_actions():
             by_log_std = 1.0 + float(torch.trapezoid(log_normal.exp() * -2.0 * torch.tanh(x) * (x - mean), x))
             for number, slope in zip(numbers, (by_mean, by_log_std), strict=True):
                 assert float(number.grad) == pytest.approx(slope, abs=5e-3), (mean, log_std)
+
+
+@pytest.mark.parametrize("log_std", [-3.0, -1.0, 1.0])
+@pytest.mark.parametrize("mean", [0.0, -5.0, 7.0, 7.5, -7.5, 9.0])
+def test_ratios_of_a_squashed_gaussian_are_right_up_to_the_bounds(mean, log_std):
+    """When its mean moves by a tenth of a deviation, the divergence that samples show is that of the inner Gaussians
+    without what tanh hides near a bound, which is integrated in float64."""
+    std, edge = math.exp(log_std), math.atanh(1 - EDGE)
+    means = mean, mean + 0.1 * std
+    old, new = (SquashedGaussian(torch.full((200000, 1), m), torch.full((200000, 1), log_std), (1,)) for m in means)
+    action = old.sample(torch.Generator().manual_seed(0))
+    log_ratio = old.log_prob(action) - new.log_prob(action)
+    x = torch.linspace(-edge, edge, 2_000_001, dtype=torch.float64)
+    p, q = (theirs.Normal(torch.tensor(m).double(), torch.tensor(std).double()) for m in means)
+    wanted = torch.trapezoid(p.log_prob(x).exp() * (p.log_prob(x) - q.log_prob(x)), x)
+    for low, high in ((-edge - 40 * std, -edge), (edge, edge + 40 * std)):
+        masses = [float(_mass(m, std, low, high)) for m in means]
+        wanted += masses[0] * (math.log(masses[0]) - math.log(masses[1])) if min(masses) > 0 else 0.0
+    assert float(log_ratio.mean()) == pytest.approx(float(wanted), abs=2e-3)
+    assert float(log_ratio.neg().exp().mean()) == pytest.approx(1.0, abs=5e-3), "the weights of the samples sum to one"
+
+
+def _mass(mean, std, low, high):
+    """The probability of a normal variable between two numbers, where the far one of both is infinity."""
+    by_root = std * math.sqrt(2)
+    return 0.5 * (math.erfc((low - mean) / by_root) if low > 0 else math.erfc((mean - high) / by_root))
+
+
+def test_a_bound_has_the_density_of_what_lies_beyond_it_and_finite_gradients():
+    mean = torch.tensor([[-1000.0], [-7.0], [0.0], [7.0], [1000.0]], requires_grad=True)
+    log_std = torch.full((5, 1), -1.0, requires_grad=True)
+    log_prob = SquashedGaussian(mean, log_std, (1,)).log_prob(torch.ones(5, 1))
+    wanted = [_mass(m, math.exp(-1.0), math.atanh(1 - EDGE), math.inf) / EDGE for m in (7.0, 1000.0)]
+    torch.testing.assert_close(log_prob[3:].exp(), torch.tensor(wanted), atol=0.0, rtol=0.05)
+    slopes = torch.autograd.grad(log_prob.sum(), (mean, log_std), create_graph=True)
+    again = torch.autograd.grad(sum(slope.sum() for slope in slopes), (mean, log_std))
+    assert all(bool(x.isfinite().all()) for x in (log_prob, *slopes, *again))
+    assert (slopes[0][:4] > 0).all() and slopes[0][4] == 0, "nothing is gained beyond the bound"
 
 
 def test_the_mode_of_a_flat_beta_is_its_middle():

@@ -11,9 +11,11 @@ import torch
 from counting import LENGTH, CountingAlgorithm, check_rows
 from wired import Wired
 
-from rlrun.core.batch import Field, allocate, fragment_layout
+from rlrun.core.batch import Batch, Field, allocate, fragment_layout
 from rlrun.core.callbacks import EnvCallback
 from rlrun.core.schedule import Clock
+from rlrun.ops.distributions import ActionDistribution
+from rlrun.policies.exploration import Chosen, Exploration
 from rlrun.samplers.columns import Columns
 
 KINDS = {
@@ -97,6 +99,71 @@ def test_newer_weights_and_clock_arrive(typed, kind):
             sampler.publish(algorithm.policy, Clock(env_steps=100 * updates, updates=updates))
             sampler.free(fragments := sampler.take(4))
         assert max(f.header.updates for f in fragments) > 0
+    finally:
+        sampler.close()
+
+
+class TwoParts(gymnasium.Env):
+    """Its actions have two parts of one form, whose names Gymnasium sorts. It pays for throttle=1 and steer=0."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+    action_space = gymnasium.spaces.Dict({name: gymnasium.spaces.Discrete(2) for name in ("steer", "throttle")})
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(1, np.float32), float(action["throttle"]) - float(action["steer"]), False, False, {}
+
+
+class Throttles(Exploration):
+    """Names the parts of an action in another order than the space."""
+
+    def choose(self, wanted, obs, is_first, state, clock, rng):
+        one = torch.ones(len(is_first), dtype=torch.int64)
+        return Chosen(Batch(throttle=one, steer=1 - one), torch.zeros(len(is_first)))
+
+
+class Throttle(ActionDistribution):
+    """Names the parts of an action in another order than the space."""
+
+    @classmethod
+    def outputs(cls, space):
+        return 1
+
+    def sample(self, rng):
+        one = torch.ones(self.numbers.shape[:-1], dtype=torch.int64)
+        return Batch(throttle=one, steer=1 - one)
+
+    def mode(self):
+        return self.sample(None)
+
+    def log_prob(self, action):
+        return self.numbers.squeeze(-1)
+
+    def entropy(self):
+        return self.numbers.squeeze(-1)
+
+    def kl(self, other):
+        return self.numbers.squeeze(-1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "own", ["algo.exploration.kind=test_samplers:Throttles", "model.action_distribution=test_samplers:Throttle"]
+)
+def test_the_parts_of_a_users_actions_are_known_by_their_names(typed, kind, own):
+    wiring = Wired(typed(
+        "algo=ppo", "env=test_samplers:TwoParts", "logger=[]", "algo.fragment_length=5", "algo.batch_size=20",
+        "algo.minibatch_size=10", "resources.device=cpu", "resources.envs_per_sampler=2", *KINDS[kind], own,
+    ))  # fmt: skip
+    sampler = wiring.sampler(0)
+    try:
+        sampler.publish(wiring.algorithm().policy, Clock())
+        for fragment in sampler.take(2):
+            batch = fragment.batch
+            assert (batch.action.throttle == 1).all() and (batch.action.steer == 0).all()
+            assert (batch.reward == 1).all(), "the environment was given what the rows say"
     finally:
         sampler.close()
 
