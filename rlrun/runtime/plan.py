@@ -191,8 +191,9 @@ class Plan:
 
     def settings(self) -> dict[str, Any]:
         """Returns the choices of `auto` as options of conf/resources, so that a resumed run uses the same."""
-        made = self.resources
+        made, ray = self.resources, self.config.run.resources.ray
         own = self.needs.every_process_learns or not self.lockstep or self.config.runner.name == "offline"
+        own = own or (ray is not None and ray.samplers_per_node != "auto")  # which says the number in its own way
         return {
             "inference": made.inference,
             "num_learners": made.num_learners,
