@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from wired import Wired
 import rlrun.runtime.cluster as cluster
 from rlrun.cli import _dispatch
 from rlrun.cluster.engine import places
+from rlrun.cluster.hosts import Hosts, HostsWanted
+from rlrun.cluster.packing import Form, pack
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.restarts import Restarts
@@ -253,6 +256,50 @@ def test_every_machine_checks_its_own_shared_memory(typed):
         check_host(away, away.shares[1][1], REST + sum(hosts[1].values()))
         with pytest.raises(UserError, match=r"MB of shared memory \(.*\), and .* MB of /dev/shm are free"):
             check_host(away, away.shares[1][1], REST + sum(hosts[1].values()) - 1)
+
+
+@pytest.mark.parametrize(
+    ("begins_sec", "starts_sec", "said"),
+    [
+        (0, 350, None),  # four environments, one after another
+        (0, 1e9, r"host-0 on a did not start within 500 s: its 4 processes.*resources\.start_timeout_sec allows each more"),
+        (150, 1, None),
+        (1e9, 1, r"host-0 on a did not start within 160 s: it waits for free cores there, and the cluster has a \(2 cores\)"),
+    ],
+)
+def test_a_host_has_the_time_that_its_processes_have(monkeypatch, begins_sec, starts_sec, said):
+    """Where it does not start, the reason is the true one: no cores, or slow environments."""
+    now, due = [0.0], {}
+    monkeypatch.setattr("rlrun.cluster.hosts.time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda sec: None))
+
+    class SlowHost:
+        node = "a"
+
+        def call(self, method, *args):
+            due[method] = now[0] + {"here": begins_sec, "start": starts_sec}[method]
+            return method
+
+    class SlowEngine:
+        def nodes(self):
+            return [Node("a", 2)]
+
+        def start(self, *told):
+            return SlowHost()
+
+        def wait(self, answers, timeout):
+            now[0] += timeout
+            return [answer for answer in answers if due[answer] <= now[0]]
+
+        def get(self, answer):
+            return pack(Form({}, 1, False), [], {"failed": None, "news": []})
+
+    hosts = Hosts(SlowEngine(), SimpleNamespace(join_sec=60.0, lost="end"), HostsWanted("kind", {}, [("a", 4)], 0, 100.0, 30.0), None, int)
+    if said is None:
+        hosts.begin()
+        assert hosts.parts[0].ready
+        return
+    with pytest.raises(RunFailed, match=said):
+        hosts.begin()
 
 
 def test_a_host_that_is_not_the_same_is_named(typed, monkeypatch):
