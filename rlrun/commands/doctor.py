@@ -120,11 +120,14 @@ def show_processors() -> None:
         print(f"gpu {index}       {torch.cuda.get_device_name(index)}, {free:.1f} of {total:.1f} GiB free")
 
 
-def show_shared_memory() -> list[str]:
+def show_shared_memory(shm: Path = Path("/dev/shm")) -> list[str]:
     """Prints how full /dev/shm is, and returns what is wrong with it."""
-    shm = Path("/dev/shm")
     if not shm.is_dir():
-        return []
+        missing = (
+            "there is no /dev/shm, so that only runs in one process work: start the container with --shm-size=2g, or"
+            " mount it with mount -t tmpfs tmpfs /dev/shm"
+        )
+        return [missing] if sys.platform == "linux" else []
     usage = shutil.disk_usage(shm)
     print(f"/dev/shm    {usage.free / 2**30:.1f} of {usage.total / 2**30:.1f} GiB free")
     if left := [path.name for path in shm.iterdir() if path.name.startswith("torch_")]:

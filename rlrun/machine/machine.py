@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -103,9 +104,10 @@ def free_memory() -> int:
 
 
 def free_shared() -> int:
-    """Bytes of shared memory that are free (containers often have 64 MB of it)."""
+    """Bytes of shared memory that are free (containers often have 64 MB of it). Linux has none without /dev/shm; other
+    systems need no such folder."""
     try:
         stat = os.statvfs("/dev/shm")
     except OSError:
-        return free_memory()
+        return 0 if sys.platform == "linux" else free_memory()
     return stat.f_bavail * stat.f_frsize
