@@ -6,10 +6,14 @@ import signal
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from rlrun.core.errors import RunFailed, UserError
+from rlrun.experiments.cluster import Queue
 from rlrun.experiments.jobs import (
     LOST,
     Fixed,
@@ -124,6 +128,31 @@ def test_a_killed_job_is_named_with_its_signal(tmp_path):
 def test_a_job_that_takes_too_long_is_ended(tmp_path):
     made = pool(timeout_sec=1.0).run(Fixed([job(tmp_path, "a", sleep=60), job(tmp_path, "b")]))
     assert [outcome.status for outcome in made] == ["FAILED", "COMPLETED"] and "--timeout 1 s" in made[0].reason
+
+
+def test_the_time_in_a_queue_is_none_of_a_job(tmp_path, monkeypatch):
+    """A job waits for longer than it may run, and another one runs for too long once it has begun."""
+    monkeypatch.setattr("rlrun.experiments.cluster.command_of", launch)
+
+    class Handle:
+        def __init__(self, function, *args):
+            def later():
+                time.sleep(2.0)
+                return function(*args)
+
+            self.future = ThreadPoolExecutor(1).submit(later)
+            self.done, self.result = self.future.done, self.future.result
+
+        def cancel(self, check):
+            for child in psutil.Process().children():
+                child.terminate()
+
+    queue = object.__new__(Queue)
+    queue.executor = SimpleNamespace(submit=Handle)
+    jobs = [job(tmp_path, "a"), job(tmp_path, "b", sleep=60)]
+    made = Pool([Place((), None)], Quiet(), 1.0, starter=queue).run(Fixed(jobs))
+    assert [outcome.status for outcome in made] == ["COMPLETED", "FAILED"] and "--timeout 1 s" in made[1].reason
+    assert (tmp_path / "b" / "cores").exists(), "it was ended because it ran"
 
 
 def test_a_signal_lets_running_jobs_save_and_starts_no_more(tmp_path):
