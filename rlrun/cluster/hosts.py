@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rlrun.cluster.engine import Engine, Host, HostLost, awaited, places, too_few
+from rlrun.cluster.engine import Engine, Host, HostLost, awaited, places, too_few, working
 from rlrun.cluster.packing import PackedFragment, unpack
 from rlrun.cluster.weights import SentWeights
 from rlrun.core.errors import RunFailed, UserError
@@ -239,7 +239,7 @@ class Hosts:
     def _replace(self, part: HostPart, node: str | None) -> None:
         """Starts a part's host anew: where it was (node), if that machine still answers, or on one that has none, or
         else beside another host."""
-        there = [one.name for one in self.engine.nodes()]
+        there = [one.name for one in working(self.engine)]
         names = [name for name in there if self.doubted.get(name, 0.0) < time.monotonic()] or there
         used = {other.node for other in self.parts}
         free = [name for name in names if name not in used]
@@ -264,7 +264,7 @@ class Hosts:
         if time.monotonic() - self.looked < LOOK_SEC or len(set(places) - {None}) == len(places):
             return
         self.looked = time.monotonic()
-        for node in self.engine.nodes():
+        for node in working(self.engine):
             places = [part.node for part in self.parts]
             crowded = [part for part in self.parts if part.host is None or places.count(part.node) > 1]
             if node.name in places or not crowded or self.doubted.get(node.name, 0.0) > time.monotonic():

@@ -57,6 +57,33 @@ def test_shares_follow_the_cores():
     assert shares(8, [Node("a", 1), Node("b", 64)]) == (1, 7), "no node is idle while another has several"
 
 
+def test_machines_without_cores_step_no_environments(monkeypatch, engines):
+    """As a head of the cluster that others share. They take over no samplers either."""
+    monkeypatch.setattr("rlrun.cluster.hosts.LOOK_SEC", 0.0)
+    cfg = SimpleNamespace(address="head:6379", nodes="auto", join_sec=0.1, lost="take_over")
+    engine = Together(cfg, [Node("head", 0)])
+    engine.closed = True
+    with pytest.raises(UserError, match=r"after 0\.1 s the cluster at head:6379 has no machine with cores; start Ray on one"):
+        cluster._joined(engine, cfg)
+    engine.join("a", 2)
+    assert cluster._joined(engine, cfg) == (Node("a", 2),)
+    cfg.nodes = 2
+    with pytest.raises(UserError, match=r"resources\.ray\.nodes=2: after 0\.1 s the cluster at head:6379 has 1 with cores"):
+        cluster._joined(engine, cfg)
+    engine.join("b", 2)
+    monkeypatch.setattr(Hosts, "_start", lambda hosts, part, node, spare=False: setattr(part, "host", SimpleNamespace(node=node)))
+    hosts = Hosts(engine, cfg, HostsWanted("kind", {}, [("a", 1), ("b", 1)], 0, 1.0, 1.0), None, int)
+    monkeypatch.setattr(hosts, "receive", lambda timeout: [setattr(part, "ready", True) for part in hosts.parts])
+    hosts.begin()
+    hosts.parts[0].host = None
+    hosts._replace(hosts.parts[0], None)
+    assert [part.node for part in hosts.parts] == ["a", "b"]
+    del engine.there["a"]
+    hosts._replace(hosts.parts[0], "a")
+    hosts._look_at_machines()
+    assert [part.node for part in hosts.parts] == ["b", "b"]
+
+
 def test_samplers_per_node_is_the_same_for_small_and_large_nodes(typed):
     config = typed(
         "algo=impala", "env=CartPole-v1", "logger=[]", *RAY[:1], "resources.device=cpu", "resources.ray.address=auto",
