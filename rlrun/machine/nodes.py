@@ -63,3 +63,12 @@ def shares(samplers: int, nodes: Sequence[Node]) -> tuple[int, ...]:
         most = made.index(max(made))
         made[most], made[made.index(0)] = made[most] - 1, 1
     return tuple(made)
+
+
+def sampler_shares(samplers: int, nodes: Sequence[Node]) -> tuple[int, ...]:
+    """Returns how many of the samplers each node has. The first node is the learner's, which keeps a core of it where
+    there are fewer samplers than cores."""
+    first, *others = nodes
+    if samplers < sum(node.cores for node in nodes):
+        first = first._replace(cores=first.cores - 1)
+    return shares(samplers, [first, *others])

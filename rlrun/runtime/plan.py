@@ -31,7 +31,7 @@ from rlrun.envs import registry
 from rlrun.envs.recorded import RecordedConfig
 from rlrun.machine.asked import Asked
 from rlrun.machine.machine import Machine
-from rlrun.machine.nodes import RayConfig, shares
+from rlrun.machine.nodes import RayConfig, sampler_shares
 from rlrun.machine.resources import Resources
 from rlrun.models.config import ModelConfig, has_own_parts
 from rlrun.models.model import Model, lower_precision
@@ -337,7 +337,8 @@ def on_nodes(resources: Resources, machine: Machine, each: int | str) -> Resourc
     """Divides the samplers among the machines of a cluster. Raises UserError where a machine would have none.
 
     each: what samplers_per_node says."""
-    made = shares(resources.num_samplers, machine.nodes) if each == "auto" else (int(each),) * len(machine.nodes)
+    nodes = machine.nodes
+    made = sampler_shares(resources.num_samplers, nodes) if each == "auto" else (int(each),) * len(nodes)
     if 0 in made:
         raise UserError(
             f"resources=ray: {resources.num_samplers} samplers are fewer than the {len(made)} nodes; take fewer with"

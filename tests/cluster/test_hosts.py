@@ -21,7 +21,7 @@ from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.restarts import Restarts
 from rlrun.core.schedule import Clock
 from rlrun.machine.machine import measured
-from rlrun.machine.nodes import Node, shares
+from rlrun.machine.nodes import Node, sampler_shares, shares
 from rlrun.runtime.room import REST, check_host, check_shared, host_parts, shared_parts
 
 RAY = ["resources=ray", "resources.ray.simulate=2", "resources.device=cpu"]
@@ -55,6 +55,15 @@ def test_shares_follow_the_cores():
     assert shares(3, [Node("a", 1), Node("b", 1)]) == (2, 1)
     assert shares(1, [Node("a", 1), Node("b", 8)]) == (0, 1)
     assert shares(8, [Node("a", 1), Node("b", 64)]) == (1, 7), "no node is idle while another has several"
+
+
+@pytest.mark.parametrize(
+    ("samplers", "cores", "made"),
+    [(31, (16, 16), (15, 16)), (32, (16, 16), (16, 16)), (2, (1, 1), (1, 1)), (2, (1, 8), (1, 1)), (3, (2, 2), (1, 2)), (6, (4, 4), (3, 3)), (1, (2,), (1,))],
+)  # fmt: skip
+def test_the_learner_keeps_a_core_of_its_machine(samplers, cores, made):
+    """Where samplers leave one."""
+    assert sampler_shares(samplers, [Node(name, count) for name, count in zip("ab", cores)]) == made
 
 
 def test_machines_without_cores_step_no_environments(monkeypatch, engines):
