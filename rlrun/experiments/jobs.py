@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.run_lock import held, holder
 from rlrun.core.saved_files import check_run_config, read_summary
-from rlrun.machine.machine import cores
+from rlrun.machine.machine import SHARE, cores, pinned
 
 POLL_SEC = 0.2
 LOOK_SEC = 2.0  # seconds between two looks at a job's progress
@@ -37,6 +37,9 @@ class Place(NamedTuple):
 
     cores: tuple[int, ...]
     gpu: str | None  # the job's CUDA_VISIBLE_DEVICES; None leaves that variable as it is
+    share: int | None = (
+        None  # the number of these cores that the job takes, with other jobs on the same ones; None: all
+    )
 
 
 def gpus() -> list[str]:
@@ -55,16 +58,20 @@ def places(jobs: int | None, own: list[int] | None = None, devices: list[str] | 
 
     None makes one place for each GPU, or one for every two cores where there is no GPU. UserError for less than one.
     """
-    own = sorted(os.sched_getaffinity(0))[: cores()] if own is None else own
+    total, fixed = (cores(), pinned()) if own is None else (len(own), True)
+    own = sorted(os.sched_getaffinity(0)) if own is None else own
     devices = gpus() if devices is None else devices
-    count = jobs if jobs is not None else len(devices) or max(1, len(own) // 2)
+    count = jobs if jobs is not None else len(devices) or max(1, total // 2)
     if count < 1:
         raise UserError("--jobs must be at least 1")
     made = []
     for index in range(count):
-        first, last = index * len(own) // count, (index + 1) * len(own) // count
-        mine = tuple(own[first:last]) or (own[index % len(own)],)  # with more jobs than cores, some share a core
-        made.append(Place(mine, devices[index % len(devices)] if devices else None))
+        first, last = index * total // count, (index + 1) * total // count
+        gpu = devices[index % len(devices)] if devices else None
+        if fixed:  # with more jobs than cores, some share a core
+            made.append(Place(tuple(own[first:last]) or (own[index % total],), gpu))
+        else:
+            made.append(Place(tuple(own), gpu, max(1, last - first)))
     return made
 
 
@@ -169,7 +176,11 @@ class Here:
         self.command, self.cwd = command or command_of, cwd
 
     def __call__(self, job: TrainingJob, place: Place) -> Process:
-        environment = dict(os.environ) if place.gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": place.gpu}
+        environment = dict(os.environ)
+        if place.gpu is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = place.gpu
+        if place.share is not None:
+            environment[SHARE] = str(place.share)
         mine = os.sched_getaffinity(0)
         # The new process inherits these cores, and resources=auto counts only cores that a process may use.
         os.sched_setaffinity(0, place.cores)

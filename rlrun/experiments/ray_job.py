@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rlrun.machine.machine import SHARE, pinned
 from rlrun.machine.own_cores import OwnCores
 from rlrun.version import sources
 
@@ -39,14 +40,17 @@ class RemoteJob:
         for folder in (log.parent, Path(told["cwd"])):
             if not folder.is_dir():
                 return f"{here} has no folder {folder}: a sweep on a cluster needs a file system that machines share"
-        self.own = OwnCores(told["cores"])
-        os.sched_setaffinity(0, self.own.cores)  # the process inherits these cores
         path = [folder for folder in told["path"] if Path(folder).is_dir()]
         # What Ray has set is meant for its own workers: with it the process would think that it is one.
         environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_") or k.startswith("RAY_AUTH")}
         environment["PYTHONPATH"] = os.pathsep.join([*path, *filter(None, [environment.get("PYTHONPATH")])])
         if environment.get("OMP_NUM_THREADS") == str(told["cores"]):  # Ray sets it where nobody has
             del environment["OMP_NUM_THREADS"]
+        if pinned():
+            self.own = OwnCores(told["cores"])
+            os.sched_setaffinity(0, self.own.cores)  # the process inherits these cores
+        else:
+            environment[SHARE] = str(told["cores"])
         with log.open("ab") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-S", "-E", str(PARENT), sys.executable, *told["command"]],

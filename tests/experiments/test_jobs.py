@@ -274,6 +274,23 @@ def test_places_share_cores_and_gpus():
         places(0)
 
 
+def test_under_a_quota_jobs_share_all_cores_and_know_their_number(tmp_path, monkeypatch):
+    """As in containers with --cpus=3 on a machine of 64 cores, which would otherwise all crowd the same three."""
+    own = sorted(os.sched_getaffinity(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "sched_getaffinity", lambda process: set(range(64)))
+        patch.setattr("rlrun.machine.machine.cores_allowed", lambda: 3.0)
+        assert [place.share for place in places(2, devices=[])] == [1, 2] and len(places(None, devices=[])) == 1
+        assert [place.share for place in places(4, devices=["0"])] == [1] * 4, "with more jobs than cores, some share one"
+        assert all(place.cores == tuple(range(64)) for place in places(4, devices=[]))
+        patch.setattr("rlrun.machine.machine.cores_allowed", lambda: None)
+        assert {(len(place.cores), place.share) for place in places(2, devices=[])} == {(32, None)}
+    said = "import os; from rlrun.machine.machine import cores; print(cores(), sorted(os.sched_getaffinity(0)))"
+    starter = Here(lambda one: [sys.executable, "-c", said])
+    Pool([Place(tuple(own), None, 1)], Quiet(), starter=starter).run(Fixed([one := job(tmp_path, "a")]))
+    assert one.log.read_text() == f"1 {own}\n"
+
+
 def test_a_run_with_a_checkpoint_goes_on(tmp_path):
     one = TrainingJob(name="a", words=("algo=pg", "seed=1"), run_dir=tmp_path / "it's", log=tmp_path / "log")
     assert command_of(one)[3:] == ["train", "algo=pg", "seed=1", f"run_dir={quoted(str(one.run_dir))}"]
