@@ -26,7 +26,7 @@ class RemoteJob:
     """The job's side of experiments/ray_queue.py."""
 
     def __init__(self, brief: bytes):
-        """brief: JSON of {command, log, cwd, cores, path, code}."""
+        """brief: JSON of {command, log, cwd, cores, gpus, path, code}."""
         self.told: dict[str, Any] = json.loads(brief)
         self.process: subprocess.Popen | None = None
         self.own: OwnCores | None = None
@@ -46,6 +46,8 @@ class RemoteJob:
         environment["PYTHONPATH"] = os.pathsep.join([*path, *filter(None, [environment.get("PYTHONPATH")])])
         if environment.get("OMP_NUM_THREADS") == str(told["cores"]):  # Ray sets it where nobody has
             del environment["OMP_NUM_THREADS"]
+        if not told["gpus"]:  # a Ray that rlrun has started leaves the variable as it is where a job asks for none
+            environment["CUDA_VISIBLE_DEVICES"] = ""
         if pinned():
             self.own = OwnCores(told["cores"])
             os.sched_setaffinity(0, self.own.cores)  # the process inherits these cores

@@ -161,6 +161,7 @@ class RayQueue:
             "log": str(log),
             "cwd": self.cwd,
             "cores": self.room.cpus_per_task,
+            "gpus": self.room.gpus_per_task,
             "path": [folder for folder in sys.path if folder],
             "code": sources(),
         }

@@ -121,10 +121,17 @@ def test_a_job_has_cores_of_its_own_unless_a_quota_bounds_them(tmp_path, monkeyp
     assert seen == ([before, "1"] if quota else [1, None])
 
 
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_a_job_sees_no_gpu_that_it_did_not_ask_for(tmp_path, monkeypatch, own, gpus):
+    """Ray says which one it has, and says nothing where it has none."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert json.loads(seen_by_a_job(tmp_path, "os.environ['CUDA_VISIBLE_DEVICES']", gpus=gpus)) == ["3" if gpus else ""]
+
+
 def seen_by_a_job(folder, expression, **told):
     """What a process of a job on a cluster's machine prints of an expression, as JSON."""
     code = ["-c", f"import json, os; print(json.dumps([{expression}]))"]
-    brief = {"command": code, "log": str(folder / "log"), "cwd": str(folder), "cores": 1, "path": [], "code": sources()}
+    brief = {"command": code, "log": str(folder / "log"), "cwd": str(folder), "cores": 1, "gpus": 0, "path": [], "code": sources()}
     made = RemoteJob(json.dumps(brief | told).encode())
     assert made.begin() is None and made.poll(30.0) == 0
     return (folder / "log").read_text()
