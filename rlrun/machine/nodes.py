@@ -8,7 +8,9 @@ from typing import Annotated, Literal, NamedTuple
 
 from rlrun.core.conditions import AHEAD, TRAVELLING, OnlyFor, OnlyWith
 from rlrun.core.errors import UserError
-from rlrun.core.ranges import Count, NotNegative, Positive
+from rlrun.core.ranges import Count, NotNegative, Positive, Range
+
+LEAST_STORE_MB = 75  # Ray refuses less
 
 
 class Node(NamedTuple):
@@ -29,7 +31,7 @@ class RayConfig:
     lost: Literal["take_over", "leave_out", "end"]
     calls_ahead: Annotated[int, Count, OnlyFor(AHEAD)]
     compress: Annotated[bool, OnlyFor(TRAVELLING)]
-    store_mb: Annotated[int, Count, OnlyWith("address", None)]
+    store_mb: Annotated[int, Range(LEAST_STORE_MB), OnlyWith("address", None)]
     join_sec: Annotated[float, Positive]
     allow_open: Annotated[bool, OnlyWith("address")]
 

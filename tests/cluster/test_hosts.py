@@ -354,6 +354,7 @@ def test_a_host_that_is_not_the_same_is_named(typed, monkeypatch):
         (["resources.ray.nodes=3", "resources.ray.simulate=0"], "without resources.ray.address there is this machine alone"),
         (["resources.ray.address=auto"], "simulate starts nodes on this machine, and address joins a cluster"),
         (["resources.num_samplers=4", "resources.ray.samplers_per_node=2"], "ray.samplers_per_node those of each: set one"),
+        (["resources.ray.store_mb=74"], "resources.ray.store_mb must be at least 75"),
         (["algo=a3c"], "runner=async_gradients works on one machine"),
         (["resources.ray.lost=leave_out"], "runner=on_policy waits for the rows of all samplers"),
     ],
