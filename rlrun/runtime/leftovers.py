@@ -62,12 +62,25 @@ def left_by(run_dir: Path) -> LeftOver:
     nothing = LeftOver(run_dir, False, False, ())
     if held(run_dir):
         return nothing
-    locked = (run_dir / NAME).exists()
-    if locked and not holder(run_dir).endswith(("another process", f" on {platform.node()}")):
-        return nothing  # a machine whose locks this one may not see
-    running = read_summary(run_dir / "summary.json").get("status") == "RUNNING"
+    if _elsewhere(run_dir):
+        return nothing
+    locked, running = (run_dir / NAME).exists(), _says_running(run_dir)
     found = LeftOver(run_dir, running, locked, tuple(temporaries(run_dir)))
     return nothing if held(run_dir) else found
+
+
+def unseen(run_dir: Path) -> str | None:
+    """Names the process of a run that is marked RUNNING, where it is on a machine whose locks this one may not see."""
+    return holder(run_dir) if _says_running(run_dir) and _elsewhere(run_dir) and not held(run_dir) else None
+
+
+def _elsewhere(run_dir: Path) -> bool:
+    """Whether a run's lock names another machine."""
+    return (run_dir / NAME).exists() and not holder(run_dir).endswith(("another process", f" on {platform.node()}"))
+
+
+def _says_running(run_dir: Path) -> bool:
+    return read_summary(run_dir / "summary.json").get("status") == "RUNNING"
 
 
 def temporaries(run_dir: Path) -> list[Path]:
