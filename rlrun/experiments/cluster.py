@@ -7,12 +7,14 @@ to the job as a pickle that it has just written; rlrun itself loads nothing from
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
 from rlrun.core.errors import UserError, closest
 from rlrun.core.installing import install_line
+from rlrun.experiments.job_parent import PARENT
 from rlrun.experiments.jobs import LOST, Place, TrainingJob, command_of
 
 CLUSTERS = ("slurm", "ray", "local")
@@ -42,8 +44,11 @@ def words(text: str) -> dict[str, Any]:
 def run_logged(command: list[str], log: str) -> int:
     """Runs a command in the queue's process, appends its output to the log, and returns its exit code."""
     Path(log).touch()  # the sweep sees from it that the job has begun
+    environment = {**os.environ, PARENT: str(os.getpid())}
     with Path(log).open("ab") as file:
-        return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT).returncode
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=environment
+        ).returncode
 
 
 def check(cluster: str) -> None:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Protocol
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.run_lock import held, holder
 from rlrun.core.saved_files import check_run_config, read_summary
+from rlrun.experiments.job_parent import PARENT
 from rlrun.machine.machine import SHARE, cores, pinned
 
 POLL_SEC = 0.2
@@ -176,7 +177,7 @@ class Here:
         self.command, self.cwd = command or command_of, cwd
 
     def __call__(self, job: TrainingJob, place: Place) -> Process:
-        environment = dict(os.environ)
+        environment = {**os.environ, PARENT: str(os.getpid())}
         if place.gpu is not None:
             environment["CUDA_VISIBLE_DEVICES"] = place.gpu
         if place.share is not None:

@@ -15,11 +15,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rlrun.experiments.job_parent import PARENT
 from rlrun.machine.machine import SHARE, pinned
 from rlrun.machine.own_cores import OwnCores
 from rlrun.version import sources
 
-PARENT = Path(__file__).with_name("job_parent.py")
+BETWEEN = Path(__file__).with_name("job_parent.py")
 
 
 class RemoteJob:
@@ -43,6 +44,7 @@ class RemoteJob:
         path = [folder for folder in told["path"] if Path(folder).is_dir()]
         # What Ray has set is meant for its own workers: with it the process would think that it is one.
         environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_") or k.startswith("RAY_AUTH")}
+        environment[PARENT] = str(os.getpid())
         environment["PYTHONPATH"] = os.pathsep.join([*path, *filter(None, [environment.get("PYTHONPATH")])])
         if environment.get("OMP_NUM_THREADS") == str(told["cores"]):  # Ray sets it where nobody has
             del environment["OMP_NUM_THREADS"]
@@ -55,7 +57,7 @@ class RemoteJob:
             environment[SHARE] = str(told["cores"])
         with log.open("ab") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-S", "-E", str(PARENT), sys.executable, *told["command"]],
+                [sys.executable, "-S", "-E", str(BETWEEN), sys.executable, *told["command"]],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -13,7 +14,8 @@ import psutil
 import pytest
 
 from rlrun.core.errors import RunFailed, UserError
-from rlrun.experiments.cluster import Queue
+from rlrun.experiments import job_parent
+from rlrun.experiments.cluster import Queue, run_logged
 from rlrun.experiments.jobs import (
     LOST,
     Fixed,
@@ -272,6 +274,30 @@ def test_places_share_cores_and_gpus():
     assert [core for place in places(5, list(range(16)), []) for core in place.cores] == list(range(16))
     with pytest.raises(UserError, match="at least 1"):
         places(0)
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_a_job_ends_whose_parent_had_ended_before_it_looked(between):
+    """The parent is a sweep, or a worker of Ray, which has a process between it and the job."""
+    gone = subprocess.Popen([sys.executable, "-c", "pass"])
+    gone.wait()
+    command = [sys.executable, "-m", "rlrun.experiments.job", "train", "--help"]
+    if between:
+        command = [sys.executable, job_parent.__file__, sys.executable, "-c", "import time; time.sleep(60)"]
+    ended = subprocess.run(command, env={**os.environ, "RLRUN_PARENT": str(gone.pid)}, capture_output=True, timeout=50)
+    assert (ended.returncode, ended.stdout) == (-signal.SIGTERM if between else 143, b"")
+
+
+def test_every_starter_names_itself_to_its_jobs(tmp_path):
+    """And a job does not hand the name on to those that it starts."""
+    said = "import os; print(os.environ.get('RLRUN_PARENT'))"
+    Pool([Place(tuple(os.sched_getaffinity(0)), None)], Quiet(), starter=Here(lambda one: [sys.executable, "-c", said])).run(
+        Fixed([one := job(tmp_path, "a")])
+    )
+    assert run_logged([sys.executable, "-c", said], str(one.log)) == 0
+    handed = f"from rlrun.experiments.job import end_with_parent; end_with_parent(); {said}"
+    assert run_logged([sys.executable, "-c", handed], str(one.log)) == 0
+    assert one.log.read_text().split() == [str(os.getpid())] * 2 + ["None"]
 
 
 def test_under_a_quota_jobs_share_all_cores_and_know_their_number(tmp_path, monkeypatch):
