@@ -73,10 +73,16 @@ class Engine(Protocol):
 LOOK_SEC = 0.2  # seconds between two looks at which machines there are
 
 
+def working(engine: Engine) -> list[Node]:
+    """Returns the machines that are there now and have cores. Ray may run on one without, such as a head that others
+    share."""
+    return [node for node in engine.nodes() if node.cores]
+
+
 def awaited(engine: Engine, count: int, seconds: float) -> Sequence[Node]:
-    """Waits until so many machines are there, but not longer. Returns all that are there then."""
+    """Waits until so many machines with cores are there, but not longer. Returns all that are there then."""
     end = time.monotonic() + seconds
-    while len(nodes := engine.nodes()) < count and time.monotonic() < end:
+    while len(nodes := working(engine)) < count and time.monotonic() < end:
         time.sleep(LOOK_SEC)
     return nodes
 

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rlrun.cluster.engine import Engine, Host, HostLost, awaited, places, too_few
+from rlrun.cluster.engine import Engine, Host, HostLost, awaited, places, too_few, working
 from rlrun.cluster.packing import PackedFragment, unpack
 from rlrun.cluster.weights import SentWeights
 from rlrun.core.errors import RunFailed, UserError
@@ -31,7 +31,7 @@ class HostsWanted(NamedTuple):
     brief: Mapping[str, Any]  # what every host is told, which JSON can write
     shares: Sequence[tuple[str, int]]  # machines as they were called when the run was planned, and workers of each
     first: int  # number of the first worker
-    start_sec: float  # that a host's processes may take to start
+    start_sec: float  # that a process may take to start
     timeout_sec: float  # of silence, after which a host is lost
 
 
@@ -44,6 +44,7 @@ class HostPart:
         self.host: Host | None = None  # None: it was lost and nobody has taken its place
         self.restart = 0
         self.calls: deque[Any] = deque()  # answers that are waited for, oldest first
+        self.here = False  # whether it has answered here(), so that its machine had room for it
         self.ready = False  # whether it has answered start()
         self.sent = 0  # version of the weights that it was given last
         self.heard = time.monotonic()
@@ -118,8 +119,8 @@ class Hosts:
         part.calls.append(part.host.call(method, *args))
 
     def receive(self, timeout: float) -> list[HostAnswer]:
-        """Returns the answers that are there, or that come within `timeout` seconds, without those to start(). Raises
-        UserError or RunFailed where a host says that it failed, and RunFailed where too much is lost."""
+        """Returns the answers that are there, or that come within `timeout` seconds, without those of hosts that still
+        start. Raises UserError or RunFailed where a host says that it failed, and RunFailed where too much is lost."""
         away = time.monotonic() - self.received
         if away > DOUBT_SEC:  # a long save or update: nobody has listened, so nobody was silent
             for part in self.parts:
@@ -177,8 +178,8 @@ class Hosts:
         told = dict(self.wanted.brief) | {"first": part.first, "workers": part.workers, "restart": part.restart}
         part.host = self.engine.start(self.wanted.kind, part.name, node, json.dumps(told).encode(), spare)
         part.calls.clear()
-        part.ready, part.sent, part.env_steps = False, 0, 0
-        self.call(part, "start")
+        part.here, part.ready, part.sent, part.env_steps = False, False, 0, 0
+        self.call(part, "here")
 
     def _heed(self, part: HostPart, packed: Any) -> list[HostAnswer]:
         """Takes in an answer."""
@@ -188,6 +189,10 @@ class Hosts:
             raise UserError(said) if facts["wrong"] else RunFailed(said)
         for sentence, lost in facts["news"]:
             self.restarts.process_failed(sentence, lost)
+        if not part.here:
+            part.here = True
+            self.call(part, "start")
+            return []
         if not part.ready:
             part.ready = True
             return []
@@ -198,16 +203,23 @@ class Hosts:
 
     def _patience(self, part: HostPart) -> float:
         """Returns the seconds of silence after which a host is lost."""
-        return self.wanted.timeout_sec if part.ready else self.cfg.join_sec + self.wanted.start_sec
+        if part.ready:
+            return self.wanted.timeout_sec
+        if part.here:  # its processes may start one after another, as Workers.start_all() allows, once it has planned
+            return self.wanted.start_sec * (1 + part.workers)
+        return self.cfg.join_sec + self.wanted.start_sec
 
     def _silent(self, part: HostPart) -> str:
         if part.ready:
             return f"{part.name} on {part.node} was silent for {self.wanted.timeout_sec:g} s"
+        late = f"{part.name} on {part.node} did not start within {self._patience(part):g} s"
+        if part.here:
+            return (
+                f"{late}: its {part.workers} processes may have environments that are slow to make or hang, or its"
+                " machine may be busy; resources.start_timeout_sec allows each more"
+            )
         there = ", ".join(f"{one.name} ({one.cores} cores)" for one in self.engine.nodes())
-        return (
-            f"{part.name} did not start within {self._patience(part):g} s: it needs {part.workers} cores of"
-            f" {part.node}, and the cluster has {there}; other runs may use them"
-        )
+        return f"{late}: it waits for free cores there, and the cluster has {there}; other runs may use them"
 
     def _lost(self, part: HostPart, reason: str) -> None:
         """Puts a new host in the place of one that is gone, or leaves its workers out."""
@@ -227,7 +239,7 @@ class Hosts:
     def _replace(self, part: HostPart, node: str | None) -> None:
         """Starts a part's host anew: where it was (node), if that machine still answers, or on one that has none, or
         else beside another host."""
-        there = [one.name for one in self.engine.nodes()]
+        there = [one.name for one in working(self.engine)]
         names = [name for name in there if self.doubted.get(name, 0.0) < time.monotonic()] or there
         used = {other.node for other in self.parts}
         free = [name for name in names if name not in used]
@@ -252,7 +264,7 @@ class Hosts:
         if time.monotonic() - self.looked < LOOK_SEC or len(set(places) - {None}) == len(places):
             return
         self.looked = time.monotonic()
-        for node in self.engine.nodes():
+        for node in working(self.engine):
             places = [part.node for part in self.parts]
             crowded = [part for part in self.parts if part.host is None or places.count(part.node) > 1]
             if node.name in places or not crowded or self.doubted.get(node.name, 0.0) > time.monotonic():

@@ -117,6 +117,17 @@ def _signals_kept() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextlib.contextmanager
+def _one_sentence(said: str) -> Iterator[None]:
+    """Raises UserError, with the first line of the reason, for what Ray raises when it starts or joins a cluster:
+    ConnectionError, ValueError, RuntimeError and others."""
+    try:
+        yield
+    except Exception as error:
+        lines = str(error).strip().splitlines()
+        raise UserError(f"{said}: {lines[0] if lines else type(error).__name__}") from None
+
+
 class _Host:
     """A host in an actor of Ray."""
 
@@ -173,7 +184,8 @@ class RayEngine:
                 if cfg.address is not None:
                     self._join()
                 else:
-                    self._begin(planned)
+                    with _one_sentence("Ray could not be started on this machine"):
+                        self._begin(planned)
         except BaseException:
             self.close()
             raise
@@ -236,14 +248,8 @@ class RayEngine:
                 " there. Start it with RAY_AUTH_MODE=token and the same token on every machine (docs/cluster.md), or"
                 f" accept this with {self.option}allow_open=true"
             )
-        try:
+        with _one_sentence(f"{self.option}address={self.cfg.address}: no Ray cluster could be joined there"):
             self.ray.init(address=self.cfg.address, log_to_driver=False, logging_level="error")
-        except Exception as error:  # Ray raises many kinds: ConnectionError, ValueError, RuntimeError ...
-            said = str(error).strip().splitlines()
-            raise UserError(
-                f"{self.option}address={self.cfg.address}: no Ray cluster could be joined there:"
-                f" {said[0] if said else type(error).__name__}"
-            ) from None
 
     def _wants_token(self) -> bool:
         """Tells whether the cluster refuses those who have no token. It is tried in a process of its own.

@@ -120,11 +120,14 @@ def show_processors() -> None:
         print(f"gpu {index}       {torch.cuda.get_device_name(index)}, {free:.1f} of {total:.1f} GiB free")
 
 
-def show_shared_memory() -> list[str]:
+def show_shared_memory(shm: Path = Path("/dev/shm")) -> list[str]:
     """Prints how full /dev/shm is, and returns what is wrong with it."""
-    shm = Path("/dev/shm")
     if not shm.is_dir():
-        return []
+        missing = (
+            "there is no /dev/shm, so that only runs in one process work: start the container with --shm-size=2g, or"
+            " mount it with mount -t tmpfs tmpfs /dev/shm"
+        )
+        return [missing] if sys.platform == "linux" else []
     usage = shutil.disk_usage(shm)
     print(f"/dev/shm    {usage.free / 2**30:.1f} of {usage.total / 2**30:.1f} GiB free")
     if left := [path.name for path in shm.iterdir() if path.name.startswith("torch_")]:
@@ -160,10 +163,15 @@ def leftovers(root: Path, clean: bool) -> list[str]:
     """Lines about what killed runs have left below root and in shared memory. clean: whether it is removed."""
     from rlrun.runtime import leftovers as found
 
-    lines = []
+    lines, elsewhere = [], []
     for run_dir in found.run_dirs(root):
         left = found.left_by(run_dir)
         if not left:
+            if (process := found.unseen(run_dir)) is not None:
+                elsewhere.append(
+                    f"run         {run_dir} is marked RUNNING; its lock names {process}, which this machine cannot see:"
+                    f" if it is gone, remove {run_dir / 'run.lock'}"
+                )
             continue
         said = ["is marked RUNNING, but no process holds it"] * left.running
         said += ["has a lock without a process"] * (left.locked and not left.running)
@@ -179,6 +187,7 @@ def leftovers(root: Path, clean: bool) -> list[str]:
         lines.append(f"/dev/shm    {path} is left by a process that is gone{'; removed' if clean else ''}")
     if lines and not clean:
         lines.append("            rlrun doctor --clean removes this and marks such runs FAILED")
+    lines += elsewhere
     if not root.is_dir():
         return [*lines, f"runs        there is no folder {root} here; runs_root=DIR names another one"]
     return lines or [f"runs        nothing is left of killed runs in {root}"]

@@ -11,7 +11,7 @@ import sys
 
 from rlrun.cli import take_flags
 from rlrun.core.errors import RunFailed, UserError, closest
-from rlrun.core.installing import CHECKOUT, WHAT, extras, from_checkout, is_installed, pip_line, requirement, typed_as
+from rlrun.core.installing import WHAT, extras, is_installed, pip_line, requirement, typed_as
 
 
 def main(words: list[str]) -> int:
@@ -36,10 +36,8 @@ def main(words: list[str]) -> int:
             f"{sys.executable} has no pip, so that another tool has to install this:"
             f" {' '.join(requirement(*names))} (with uv: uv pip install ...)"
         )
-    pins = CHECKOUT / "scripts" / "constraints.txt"
-    pinned = ["-c", str(pins)] if from_checkout() and pins.is_file() else []
     quiet = ["--disable-pip-version-check", "-q"]
-    made = subprocess.run([sys.executable, "-m", "pip", "install", *quiet, *pinned, *requirement(*names)])
+    made = subprocess.run([sys.executable, "-m", "pip", "install", *quiet, *requirement(*names)])
     if made.returncode:
         raise RunFailed(f"pip could not install {', '.join(names)}; what it said is above")
     print(f"{', '.join(names)}: installed into {sys.prefix}")

@@ -122,8 +122,9 @@ def _as_before(values: dict[str, Any]) -> None:
     Screens of Atari games were always grey, observations of other environments were not stacked, those of Gymnasium
     environments were their own and actions taken once, and the time limit of games with several agents was always a
     truncation. No update was taped, processes had two minutes to start, nothing was restarted, and the first checkpoint
-    was that of an interval. Hidden layers and their activation once had
-    no effect on a network for a single image or on a user's own encoder, and convolutions always had relu."""
+    was that of an interval. The number of samplers was once saved beside ray.samplers_per_node, from which it had been
+    made. Hidden layers and their activation once had no effect on a network for a single image or on a user's own
+    encoder, and convolutions always had relu."""
     model, env, resources = values.get("model"), values.get("env"), values.get("resources")
     if isinstance(resources, dict):
         resources.setdefault("tapes", False)
@@ -132,6 +133,9 @@ def _as_before(values: dict[str, Any]) -> None:
         resources.setdefault("start_timeout_sec", 120.0)
         resources.setdefault("max_processes_per_core", 16)
         resources.setdefault("ray", None)
+        ray = resources["ray"]
+        if isinstance(ray, dict) and ray.get("samplers_per_node", "auto") != "auto":
+            resources["num_samplers"] = "auto"
     checkpoint = values.get("checkpoint")
     if isinstance(checkpoint, dict):
         checkpoint.setdefault("first_sec", None)

@@ -32,12 +32,12 @@ class OnlyWith:
         return any(value in one if isinstance(one, Range) else value == one for one in self.wanted)
 
     def path(self, group: str) -> str:
-        """The path of the other option for an option in this group."""
+        """The path of the other option for an option in this group; "" for the options of a command."""
         if self.option.startswith(".."):
             return f"{group.rpartition('.')[0]}.{self.option[2:]}"
         if self.option.startswith("."):
             return f"{group}{self.option}"
-        return self.option if "." in self.option else f"{group}.{self.option}"
+        return self.option if "." in self.option or not group else f"{group}.{self.option}"
 
     def told(self, group: str) -> str:
         """The condition in words, for an option in this group, such as "where algo.exploration.kind=ou"."""

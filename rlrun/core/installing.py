@@ -43,9 +43,12 @@ def from_checkout() -> bool:
 
 
 def requirement(*extras: str) -> list[str]:
-    """The words behind `pip install` that add these extras: -e and the clone's folder, or the installed package."""
+    """The words behind `pip install` that add these extras: the clone's pins, -e and its folder, or the installed
+    package."""
     if from_checkout():
-        return ["-e", f"{'.' if Path.cwd() == CHECKOUT else CHECKOUT}[{','.join(extras)}]"]
+        folder = Path() if Path.cwd() == CHECKOUT else CHECKOUT
+        pins = folder / "scripts" / "constraints.txt"
+        return [*(("-c", str(pins)) if pins.is_file() else ()), "-e", f"{folder}[{','.join(extras)}]"]
     return [f"rlrun[{','.join(extras)}]"]
 
 

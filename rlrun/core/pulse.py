@@ -37,10 +37,14 @@ DEFAULT = Limits()
 
 
 class Pulses:
-    """Shared memory for the pulses of `count` processes. Picklable for spawn."""
+    """Memory for the pulses of `count` processes. Picklable for spawn."""
 
-    def __init__(self, count: int):
-        self.memory = torch.zeros(count, 6, dtype=torch.int64).share_memory_()
+    def __init__(self, count: int, shared: bool = True):
+        """shared: whether other processes write or read them. A process that watches itself needs no shared memory,
+        which this machine may not have."""
+        self.memory = torch.zeros(count, 6, dtype=torch.int64)
+        if shared:
+            self.memory.share_memory_()
 
     def of(self, number: int) -> Pulse:
         return Pulse(self.memory[number].numpy())

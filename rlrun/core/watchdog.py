@@ -32,7 +32,7 @@ class Watchdog:
 
         Must be made in the thread that steps the environments."""
         self.limits, self.stuck = limits, stuck
-        self.pulse = Pulses(1).of(0)
+        self.pulse = Pulses(1, shared=False).of(0)
         self.pulse.beat(POLICY)
         watch(self.pulse)
         self.over = threading.Event()

@@ -7,12 +7,14 @@ to the job as a pickle that it has just written; rlrun itself loads nothing from
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
 
 from rlrun.core.errors import UserError, closest
 from rlrun.core.installing import install_line
+from rlrun.experiments.job_parent import PARENT
 from rlrun.experiments.jobs import LOST, Place, TrainingJob, command_of
 
 CLUSTERS = ("slurm", "ray", "local")
@@ -41,8 +43,12 @@ def words(text: str) -> dict[str, Any]:
 
 def run_logged(command: list[str], log: str) -> int:
     """Runs a command in the queue's process, appends its output to the log, and returns its exit code."""
+    Path(log).touch()  # the sweep sees from it that the job has begun
+    environment = {**os.environ, PARENT: str(os.getpid())}
     with Path(log).open("ab") as file:
-        return subprocess.run(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT).returncode
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=environment
+        ).returncode
 
 
 def check(cluster: str) -> None:
@@ -54,11 +60,25 @@ def check(cluster: str) -> None:
         )
 
 
+def changed(log: Path) -> int | None:
+    """The time of the last change of a log, in nanoseconds; None where there is none yet."""
+    try:
+        return log.stat().st_mtime_ns
+    except OSError:
+        return None
+
+
 class Queued:
     """A job in the queue, with the methods of a process."""
 
-    def __init__(self, handle: Any):
-        self.handle = handle
+    def __init__(self, handle: Any, log: Path, before: int | None):
+        """before: when the log was changed last, as changed() says it, before the job was handed to the queue."""
+        self.handle, self.log, self.before = handle, log, before
+
+    @property
+    def begun(self) -> bool:
+        """Whether it runs. The log says it, because submitit asks SLURM for a job's state only every few minutes."""
+        return changed(self.log) != self.before
 
     def poll(self) -> int | None:
         return self.wait() if self.handle.done() else None
@@ -92,7 +112,9 @@ class Queue:
             raise UserError(f"--cluster {cluster}: {(str(error).splitlines() or [type(error).__name__])[0]}") from None
 
     def __call__(self, job: TrainingJob, place: Place) -> Queued:
-        return Queued(self.executor.submit(run_logged, command_of(job), str(job.log.resolve())))
+        log = job.log.resolve()
+        before = changed(log)
+        return Queued(self.executor.submit(run_logged, command_of(job), str(log)), log, before)
 
 
 def slots(count: int | None) -> list[Place]:

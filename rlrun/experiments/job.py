@@ -7,10 +7,13 @@ import os
 import signal
 import sys
 
+from rlrun.experiments.job_parent import PARENT
+
 
 def end_with_parent() -> None:
     """Asks Linux to send SIGTERM to this process when its parent ends. A run answers SIGTERM with a checkpoint."""
-    parent = os.getppid()
+    # Who starts a job says which process that is, because it may have ended before this line.
+    parent = int(os.environ.pop(PARENT, os.getppid()))
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
         if os.getppid() != parent:  # the parent ended before the call above

@@ -2,7 +2,7 @@
 
 When a worker of Ray ends, it kills its children at once, and a job that is killed saves nothing. This process is the
 child that is killed. The job then loses its parent, and answers with a checkpoint (experiments/job.py). It ends in the
-same way when the worker dies without a word.
+same way when the worker dies without a word. The environment names the worker, and names this process to the job.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import subprocess
 import sys
 from typing import Any
 
+PARENT = "RLRUN_PARENT"  # the environment variable with the number of the process whose end ends a job
+
 
 def main() -> int:
-    worker = os.getppid()
-    process = subprocess.Popen(sys.argv[1:])
+    worker = int(os.environ[PARENT])
+    process = subprocess.Popen(sys.argv[1:], env={**os.environ, PARENT: str(os.getpid())})
 
     def forward(number: int, frame: Any) -> None:
         if process.poll() is None:

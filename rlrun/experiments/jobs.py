@@ -23,7 +23,8 @@ from typing import Any, NamedTuple, Protocol
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.run_lock import held, holder
 from rlrun.core.saved_files import check_run_config, read_summary
-from rlrun.machine.machine import cores
+from rlrun.experiments.job_parent import PARENT
+from rlrun.machine.machine import SHARE, cores, pinned
 
 POLL_SEC = 0.2
 LOOK_SEC = 2.0  # seconds between two looks at a job's progress
@@ -37,6 +38,9 @@ class Place(NamedTuple):
 
     cores: tuple[int, ...]
     gpu: str | None  # the job's CUDA_VISIBLE_DEVICES; None leaves that variable as it is
+    share: int | None = (
+        None  # the number of these cores that the job takes, with other jobs on the same ones; None: all
+    )
 
 
 def gpus() -> list[str]:
@@ -55,16 +59,20 @@ def places(jobs: int | None, own: list[int] | None = None, devices: list[str] | 
 
     None makes one place for each GPU, or one for every two cores where there is no GPU. UserError for less than one.
     """
-    own = sorted(os.sched_getaffinity(0))[: cores()] if own is None else own
+    total, fixed = (cores(), pinned()) if own is None else (len(own), True)
+    own = sorted(os.sched_getaffinity(0)) if own is None else own
     devices = gpus() if devices is None else devices
-    count = jobs if jobs is not None else len(devices) or max(1, len(own) // 2)
+    count = jobs if jobs is not None else len(devices) or max(1, total // 2)
     if count < 1:
         raise UserError("--jobs must be at least 1")
     made = []
     for index in range(count):
-        first, last = index * len(own) // count, (index + 1) * len(own) // count
-        mine = tuple(own[first:last]) or (own[index % len(own)],)  # with more jobs than cores, some share a core
-        made.append(Place(mine, devices[index % len(devices)] if devices else None))
+        first, last = index * total // count, (index + 1) * total // count
+        gpu = devices[index % len(devices)] if devices else None
+        if fixed:  # with more jobs than cores, some share a core
+            made.append(Place(tuple(own[first:last]) or (own[index % total],), gpu))
+        else:
+            made.append(Place(tuple(own), gpu, max(1, last - first)))
     return made
 
 
@@ -141,7 +149,12 @@ class Fixed:
 
 
 class Process(Protocol):
-    """A running job: a subprocess.Popen, or a job in a cluster's queue with the same methods."""
+    """A job that was started: a process of this machine, or a job in a cluster's queue with the same methods."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether it runs, or has run, and does not wait in a queue any more."""
+        ...
 
     def poll(self) -> int | None: ...
     def send_signal(self, number: int) -> None: ...
@@ -153,14 +166,22 @@ class Starter(Protocol):
     def __call__(self, job: TrainingJob, place: Place) -> Process: ...
 
 
+class _ProcessHere(subprocess.Popen):
+    begun = True
+
+
 class Here:
     """Starts jobs as processes on this machine. Each runs on its own cores and writes its output to its log."""
 
     def __init__(self, command: Callable[[TrainingJob], list[str]] | None = None, cwd: str | None = None):
         self.command, self.cwd = command or command_of, cwd
 
-    def __call__(self, job: TrainingJob, place: Place) -> subprocess.Popen:
-        environment = dict(os.environ) if place.gpu is None else {**os.environ, "CUDA_VISIBLE_DEVICES": place.gpu}
+    def __call__(self, job: TrainingJob, place: Place) -> Process:
+        environment = {**os.environ, PARENT: str(os.getpid())}
+        if place.gpu is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = place.gpu
+        if place.share is not None:
+            environment[SHARE] = str(place.share)
         mine = os.sched_getaffinity(0)
         # The new process inherits these cores, and resources=auto counts only cores that a process may use.
         os.sched_setaffinity(0, place.cores)
@@ -168,7 +189,7 @@ class Here:
             with job.log.open("ab") as log:
                 # With a session of its own, the job does not receive Ctrl-C from the terminal. Only the pool does, and
                 # asks the jobs to end one by one.
-                return subprocess.Popen(
+                return _ProcessHere(
                     self.command(job),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
@@ -186,8 +207,8 @@ class _Running:
     outcome: Outcome
     process: Process
     place: Place
-    started: float
     before: tuple[int, int] | None = None  # version of the summary that an earlier session left
+    begun: float | None = None  # time from which on it has run
     looked: float = 0.0
     asked: float | None = None  # time at which it was asked to end
     pruned: bool = False
@@ -208,7 +229,7 @@ class Pool:
         known: Sequence[Outcome] = (),
         starter: Starter | None = None,
     ):
-        """timeout_sec: the longest time that a job may take. known: outcomes of an earlier session, to be shown too.
+        """timeout_sec: the longest time that a job may run. known: outcomes of an earlier session, to be shown too.
 
         starter: what starts a job; None starts it on this machine.
         """
@@ -287,7 +308,7 @@ class Pool:
         outcome.row = last_row(job.run_dir) or {}  # the rows of a run that begins anew are gone
         job.log.parent.mkdir(parents=True, exist_ok=True)
         before = version(job.run_dir)
-        self.running.append(_Running(outcome, self.starter(job, place), place, time.monotonic(), before))
+        self.running.append(_Running(outcome, self.starter(job, place), place, before))
 
     def _watch(self, one: _Running, supply: Supply) -> None:
         now, outcome, code = time.monotonic(), one.outcome, one.process.poll()
@@ -313,7 +334,9 @@ class Pool:
             if row is not None and row != outcome.row:
                 outcome.row = row
                 one.pruned = one.pruned or supply.look(outcome)
-        one.too_long = one.too_long or (self.timeout_sec is not None and now - one.started > self.timeout_sec)
+        if self.timeout_sec is not None:
+            one.begun = now if one.begun is None and one.process.begun else one.begun
+            one.too_long = one.too_long or (one.begun is not None and now - one.begun > self.timeout_sec)
         if one.asked is None and (one.pruned or one.too_long or self.interrupted):
             one.asked = now
             one.process.send_signal(signal.SIGTERM)

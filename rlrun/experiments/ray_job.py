@@ -15,17 +15,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from rlrun.experiments.job_parent import PARENT
+from rlrun.machine.machine import SHARE, pinned
 from rlrun.machine.own_cores import OwnCores
 from rlrun.version import sources
 
-PARENT = Path(__file__).with_name("job_parent.py")
+BETWEEN = Path(__file__).with_name("job_parent.py")
 
 
 class RemoteJob:
     """The job's side of experiments/ray_queue.py."""
 
     def __init__(self, brief: bytes):
-        """brief: JSON of {command, log, cwd, cores, path, code}."""
+        """brief: JSON of {command, log, cwd, cores, gpus, path, code}."""
         self.told: dict[str, Any] = json.loads(brief)
         self.process: subprocess.Popen | None = None
         self.own: OwnCores | None = None
@@ -39,17 +41,23 @@ class RemoteJob:
         for folder in (log.parent, Path(told["cwd"])):
             if not folder.is_dir():
                 return f"{here} has no folder {folder}: a sweep on a cluster needs a file system that machines share"
-        self.own = OwnCores(told["cores"])
-        os.sched_setaffinity(0, self.own.cores)  # the process inherits these cores
         path = [folder for folder in told["path"] if Path(folder).is_dir()]
         # What Ray has set is meant for its own workers: with it the process would think that it is one.
         environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_") or k.startswith("RAY_AUTH")}
+        environment[PARENT] = str(os.getpid())
         environment["PYTHONPATH"] = os.pathsep.join([*path, *filter(None, [environment.get("PYTHONPATH")])])
         if environment.get("OMP_NUM_THREADS") == str(told["cores"]):  # Ray sets it where nobody has
             del environment["OMP_NUM_THREADS"]
+        if not told["gpus"]:  # a Ray that rlrun has started leaves the variable as it is where a job asks for none
+            environment["CUDA_VISIBLE_DEVICES"] = ""
+        if pinned():
+            self.own = OwnCores(told["cores"])
+            os.sched_setaffinity(0, self.own.cores)  # the process inherits these cores
+        else:
+            environment[SHARE] = str(told["cores"])
         with log.open("ab") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-S", "-E", str(PARENT), sys.executable, *told["command"]],
+                [sys.executable, "-S", "-E", str(BETWEEN), sys.executable, *told["command"]],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,

@@ -19,6 +19,8 @@ from rlrun.cluster.engine import HostLost
 from rlrun.cluster.ray_engine import RayEngine, check_installed
 from rlrun.config.paths import group_defaults
 from rlrun.config.types import typed
+from rlrun.config.unused import conditions_of
+from rlrun.core.conditions import OnlyWith, shown
 from rlrun.core.errors import RunFailed, UserError, closest
 from rlrun.core.ranges import Count, NotNegative
 from rlrun.experiments.jobs import LOST, Place, TrainingJob, command_of
@@ -42,9 +44,25 @@ OWN = {"cpus_per_task": 2, "gpus_per_task": 0}  # as a sweep on one machine with
 CLUSTER = ("address", "simulate", "store_mb", "join_sec", "allow_open")  # of conf/resources/ray.yaml
 
 
-def cluster_config(given: Mapping[str, Any]) -> RayConfig:
-    """The options of a cluster, with the defaults of conf/resources/ray.yaml for those that are not given."""
-    return typed(RayConfig, group_defaults("resources", "ray")["ray"] | dict(given))
+def cluster_config(given: Mapping[str, Any], option: str = "") -> RayConfig:
+    """The options of a cluster, with the defaults of conf/resources/ray.yaml for those that are not given.
+
+    option: what stands before the names of options where they were given. Raises UserError for an option of runs alone,
+    and for one that does nothing beside the others."""
+    for key in given:
+        if key not in CLUSTER:
+            raise UserError(f"There is no option {option}{key}.{closest(key, CLUSTER)} There are {', '.join(CLUSTER)}.")
+    defaults = group_defaults("resources", "ray")["ray"]
+    cfg = typed(RayConfig, defaults | dict(given))
+    for key, value in given.items():
+        for one in conditions_of(RayConfig, key):
+            if value == defaults[key] or not isinstance(one, OnlyWith) or one.holds(other := getattr(cfg, one.option)):
+                continue
+            raise UserError(
+                f"{option}{key}={shown(value)} does nothing here: it is used only {one.told('')}, and {one.option} is"
+                f" {shown(other)}"
+            )
+    return cfg
 
 
 def options(given: Mapping[str, Any]) -> tuple[JobRoom, RayConfig]:
@@ -55,7 +73,7 @@ def options(given: Mapping[str, Any]) -> tuple[JobRoom, RayConfig]:
             said = f"--queue {key}: there is no such option."
             raise UserError(f"{said}{closest(key, known)} There are {', '.join(known)}.")
     room = typed(JobRoom, OWN | {k: v for k, v in given.items() if k in OWN})
-    cfg = cluster_config({key: value for key, value in given.items() if key in CLUSTER})
+    cfg = cluster_config({key: value for key, value in given.items() if key in CLUSTER}, "--queue ")
     if room.gpus_per_task and cfg.address is None:
         raise UserError(
             "--queue gpus_per_task needs address=..., a cluster that runs already; without --cluster, a sweep gives"
@@ -161,6 +179,7 @@ class RayQueue:
             "log": str(log),
             "cwd": self.cwd,
             "cores": self.room.cpus_per_task,
+            "gpus": self.room.gpus_per_task,
             "path": [folder for folder in sys.path if folder],
             "code": sources(),
         }

@@ -249,8 +249,9 @@ def samplers_per_learner(
     """Chooses the number of processes that step environments for one learner.
 
     On one or two cores, samplers use all cores, and back-pressure makes them take turns with the learner. On more, the
-    learner gets a core of its own. Samplers that divide the columns among them, because they wait for the learner or
-    feed one replay, use as many cores as divide the columns evenly. A replay in shards gets a producer for each."""
+    learner gets a core of its own, which is one of the first of several machines (nodes.sampler_shares). Samplers that
+    divide the columns among them, because they wait for the learner or feed one replay, use as many cores as divide the
+    columns evenly. A replay in shards gets a producer for each."""
     cfg, groups = asked.cfg, _groups(inference)
     available = max(1, machine.sampling_cores // learners)
     wanted = cfg.num_samplers

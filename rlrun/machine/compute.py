@@ -40,16 +40,19 @@ def device(wanted: str, machine: Machine) -> Choice:
     return Choice(torch.device("cuda", made.index or 0) if made.type == "cuda" else made)
 
 
-def learner_device(asked: Asked, machine: Machine, inference: Inference) -> Choice:
+def learner_device(asked: Asked, machine: Machine, inference: Inference, learners: int = 1) -> Choice:
     """Chooses the learner's torch.device.
 
-    With serial inference the learner's policy acts on the CPU, unless every process learns."""
+    With serial inference the learner's policy acts on the CPU, unless every process learns. Several learners on several
+    machines learn on CPUs."""
     cfg, on_cpu = asked.cfg, inference == "serial" and not asked.needs.every_process_learns
     if on_cpu and cfg.device not in ("auto", "cpu"):
         raise UserError(
             f"resources.device={cfg.device}: serial inference acts with the learner's policy on the CPU; use"
             " inference=local or batched"
         )
+    if learners > 1 and machine.nodes and machine.gpus and cfg.device == "auto":
+        return Choice(torch.device("cpu"), "device=cpu: several learners on the machines of a cluster learn on CPUs")
     return device("cpu" if on_cpu else cfg.device, machine)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from rlrun.machine.cgroups import cores_allowed, memory_left
 from rlrun.machine.nodes import Node
 from rlrun.machine.processor import cpu_flags
 
+# The environment variable in which a job of a sweep is told its number of cores, where it has none of its own.
+SHARE = "RLRUN_CORES"
 FAST_BF16 = {"avx512_bf16", "amx_bf16"}  # CPU flags
 
 
@@ -90,10 +93,17 @@ def measured() -> Machine:
 
 
 def cores() -> int:
-    """Cores that this process may use. The cgroups' quota and the affinity are included."""
+    """Cores that this process may use. The cgroups' quota, the affinity and a sweep's share are included."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    allowed = cores_allowed()
-    return count if allowed is None else min(count, max(1, round(allowed)))
+    allowed, share = cores_allowed(), os.environ.get(SHARE, "")
+    count = count if allowed is None else min(count, max(1, round(allowed)))
+    return min(count, max(1, int(share))) if share.isdecimal() else count
+
+
+def pinned() -> bool:
+    """Whether this process may use all cores of its affinity, so that jobs can have cores of their own. Under a quota,
+    the system spreads the time of processes over more cores, and others use the same ones."""
+    return cores() == len(os.sched_getaffinity(0))
 
 
 def free_memory() -> int:
@@ -103,9 +113,10 @@ def free_memory() -> int:
 
 
 def free_shared() -> int:
-    """Bytes of shared memory that are free (containers often have 64 MB of it)."""
+    """Bytes of shared memory that are free (containers often have 64 MB of it). Linux has none without /dev/shm; other
+    systems need no such folder."""
     try:
         stat = os.statvfs("/dev/shm")
     except OSError:
-        return free_memory()
+        return 0 if sys.platform == "linux" else free_memory()
     return stat.f_bavail * stat.f_frsize

@@ -8,7 +8,9 @@ from typing import Annotated, Literal, NamedTuple
 
 from rlrun.core.conditions import AHEAD, TRAVELLING, OnlyFor, OnlyWith
 from rlrun.core.errors import UserError
-from rlrun.core.ranges import Count, NotNegative, Positive
+from rlrun.core.ranges import Count, NotNegative, Positive, Range
+
+LEAST_STORE_MB = 75  # Ray refuses less
 
 
 class Node(NamedTuple):
@@ -29,7 +31,7 @@ class RayConfig:
     lost: Literal["take_over", "leave_out", "end"]
     calls_ahead: Annotated[int, Count, OnlyFor(AHEAD)]
     compress: Annotated[bool, OnlyFor(TRAVELLING)]
-    store_mb: Annotated[int, Count, OnlyWith("address", None)]
+    store_mb: Annotated[int, Range(LEAST_STORE_MB), OnlyWith("address", None)]
     join_sec: Annotated[float, Positive]
     allow_open: Annotated[bool, OnlyWith("address")]
 
@@ -63,3 +65,12 @@ def shares(samplers: int, nodes: Sequence[Node]) -> tuple[int, ...]:
         most = made.index(max(made))
         made[most], made[made.index(0)] = made[most] - 1, 1
     return tuple(made)
+
+
+def sampler_shares(samplers: int, nodes: Sequence[Node]) -> tuple[int, ...]:
+    """Returns how many of the samplers each node has. The first node is the learner's, which keeps a core of it where
+    there are fewer samplers than cores."""
+    first, *others = nodes
+    if samplers < sum(node.cores for node in nodes):
+        first = first._replace(cores=first.cores - 1)
+    return shares(samplers, [first, *others])

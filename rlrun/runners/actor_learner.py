@@ -53,7 +53,7 @@ def layout(asked: Asked, machine: Machine) -> Resources:
     learners = choices.learners_in_lockstep(asked, machine)
     spread = choices.batch_columns(asked, learners.value, shared=False)
     inference = choices.inference(asked, machine, learners.value, spread)
-    where = compute.learner_device(asked, machine, inference.value)
+    where = compute.learner_device(asked, machine, inference.value, learners.value)
     samplers = choices.samplers_per_learner(asked, machine, learners.value, inference.value, where.value, spread)
     most = min(choices.MAX_COLUMNS, choices.most_envs(learners.value, samplers.value, inference.value, where.value))
     if inference.value == "serial":

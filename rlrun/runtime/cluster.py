@@ -53,12 +53,14 @@ def machine_for(config: Typed) -> Machine:
 
 
 def _joined(engine: Engine, cfg: RayConfig) -> tuple[Node, ...]:
-    """Waits for as many machines as the run wants."""
+    """Waits for as many machines with cores as the run wants. Raises UserError where there are fewer."""
     wanted = 1 if cfg.nodes == "auto" else cfg.nodes
-    if len(nodes := awaited(engine, wanted, cfg.join_sec)) < wanted:
-        raise UserError(
-            f"resources.ray.nodes={wanted}: after {cfg.join_sec:g} s the cluster at {cfg.address} has {len(nodes)}"
-        )
+    nodes = awaited(engine, wanted, cfg.join_sec)
+    after = f"after {cfg.join_sec:g} s the cluster at {cfg.address} has"
+    if not nodes:
+        raise UserError(f"resources=ray: {after} no machine with cores; start Ray on one (ray start --num-cpus N)")
+    if len(nodes) < wanted:
+        raise UserError(f"resources.ray.nodes={wanted}: {after} {len(nodes)} with cores")
     return tuple(nodes if cfg.nodes == "auto" else nodes[:wanted])
 
 

@@ -48,6 +48,10 @@ class RunHost:
         self.restarts = ToldRestarts(0, 1.0)
         self.weights = SentWeights()
 
+    def here(self) -> np.ndarray:
+        """Answers at once, which says that this host's own process has begun."""
+        return self._answer(dict)
+
     def start(self) -> np.ndarray:
         """Makes environments and processes, and answers when all are ready."""
         return self._answer(self._start)

@@ -5,6 +5,7 @@ changed only under it, so that a run that begins or goes on meanwhile is left al
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import re
@@ -61,12 +62,25 @@ def left_by(run_dir: Path) -> LeftOver:
     nothing = LeftOver(run_dir, False, False, ())
     if held(run_dir):
         return nothing
-    locked = (run_dir / NAME).exists()
-    if locked and not holder(run_dir).endswith(("another process", f" on {platform.node()}")):
-        return nothing  # a machine whose locks this one may not see
-    running = read_summary(run_dir / "summary.json").get("status") == "RUNNING"
+    if _elsewhere(run_dir):
+        return nothing
+    locked, running = (run_dir / NAME).exists(), _says_running(run_dir)
     found = LeftOver(run_dir, running, locked, tuple(temporaries(run_dir)))
     return nothing if held(run_dir) else found
+
+
+def unseen(run_dir: Path) -> str | None:
+    """Names the process of a run that is marked RUNNING, where it is on a machine whose locks this one may not see."""
+    return holder(run_dir) if _says_running(run_dir) and _elsewhere(run_dir) and not held(run_dir) else None
+
+
+def _elsewhere(run_dir: Path) -> bool:
+    """Whether a run's lock names another machine."""
+    return (run_dir / NAME).exists() and not holder(run_dir).endswith(("another process", f" on {platform.node()}"))
+
+
+def _says_running(run_dir: Path) -> bool:
+    return read_summary(run_dir / "summary.json").get("status") == "RUNNING"
 
 
 def temporaries(run_dir: Path) -> list[Path]:
@@ -99,6 +113,24 @@ def tidy(run_dir: Path) -> list[str]:
         path.unlink(missing_ok=True)
         gone.append(path.name)
     return gone + Checkpoints(run_dir / "checkpoints", keep=1).tidy()
+
+
+def move_aside(run_dir: Path) -> Path | None:
+    """Renames the directory of a run that ended before its first checkpoint, so that the run can begin anew there.
+
+    Returns its new name, or None where it is left as it is: it holds no run or a checkpoint, or a process holds it."""
+    made = any((run_dir / name).is_file() for name in ("config.yaml", "progress.jsonl"))
+    if not made or any((run_dir / "checkpoints").glob("[0-9]*")) or held(run_dir):
+        return None
+    names = (run_dir.with_name(f"{run_dir.name}.ended-{number}") for number in itertools.count(1))
+    return run_dir.rename(next(name for name in names if not name.exists()))
+
+
+def begin_anew(run_dir: str) -> None:
+    """Does this for scripts/slurm/train.sbatch, and says it."""
+    aside = move_aside(Path(run_dir))
+    if aside is not None:
+        print(f"{run_dir} held a run that ended before its first checkpoint; it is now {aside}", flush=True)
 
 
 def shared_memory(folder: Path = SHARED) -> list[Path]:

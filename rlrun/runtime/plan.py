@@ -31,7 +31,7 @@ from rlrun.envs import registry
 from rlrun.envs.recorded import RecordedConfig
 from rlrun.machine.asked import Asked
 from rlrun.machine.machine import Machine
-from rlrun.machine.nodes import RayConfig, shares
+from rlrun.machine.nodes import RayConfig, sampler_shares
 from rlrun.machine.resources import Resources
 from rlrun.models.config import ModelConfig, has_own_parts
 from rlrun.models.model import Model, lower_precision
@@ -191,8 +191,9 @@ class Plan:
 
     def settings(self) -> dict[str, Any]:
         """Returns the choices of `auto` as options of conf/resources, so that a resumed run uses the same."""
-        made = self.resources
+        made, ray = self.resources, self.config.run.resources.ray
         own = self.needs.every_process_learns or not self.lockstep or self.config.runner.name == "offline"
+        own = own or (ray is not None and ray.samplers_per_node != "auto")  # which says the number in its own way
         return {
             "inference": made.inference,
             "num_learners": made.num_learners,
@@ -336,7 +337,8 @@ def on_nodes(resources: Resources, machine: Machine, each: int | str) -> Resourc
     """Divides the samplers among the machines of a cluster. Raises UserError where a machine would have none.
 
     each: what samplers_per_node says."""
-    made = shares(resources.num_samplers, machine.nodes) if each == "auto" else (int(each),) * len(machine.nodes)
+    nodes = machine.nodes
+    made = sampler_shares(resources.num_samplers, nodes) if each == "auto" else (int(each),) * len(nodes)
     if 0 in made:
         raise UserError(
             f"resources=ray: {resources.num_samplers} samplers are fewer than the {len(made)} nodes; take fewer with"

@@ -7,8 +7,9 @@ from together import Together
 
 from rlrun.cli import _dispatch
 from rlrun.commands.doctor_cluster import Checked, check, wrong
+from rlrun.config.types import parse_assignments
 from rlrun.core.errors import UserError
-from rlrun.experiments.ray_queue import cluster_config
+from rlrun.experiments.ray_queue import RayQueue, cluster_config
 from rlrun.machine.nodes import Node
 
 
@@ -53,7 +54,25 @@ def test_each_thing_that_is_wrong_is_a_sentence():
         assert wrong([good, good._replace(name="b", **other)]) == [said]
 
 
-def test_options_that_do_not_exist_are_refused():
-    with pytest.raises(UserError, match=r"There is no option adress\. Did you mean address"):
-        _dispatch(["doctor", "--cluster", "adress=here"])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["adress=here"], "There is no option adress. Did you mean address"),
+        (["lost=end"], "There is no option lost. There are address, simulate, store_mb, join_sec, allow_open."),
+        (["address=here", "store_mb=200"], "store_mb=200 does nothing here: it is used only where address=null, and address is here"),
+        (["allow_open=true"], "allow_open=true does nothing here: it is used only where address is set (not null, false or 0), and address is null"),
+    ],
+)  # fmt: skip
+def test_options_that_do_nothing_are_refused(words, said, tmp_path):
+    """Those of --queue too."""
+    with pytest.raises(UserError) as caught:
+        _dispatch(["doctor", "--cluster", *words])
+    assert said in str(caught.value)
+    if "no option" not in said:
+        with pytest.raises(UserError) as caught:
+            RayQueue(dict(parse_assignments(words)), str(tmp_path), Apart)
+        assert f"--queue {said}" in str(caught.value)
+
+
+def test_what_is_not_given_is_as_in_a_run():
     assert dataclasses.asdict(cluster_config({}))["store_mb"] == 500

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,12 +14,14 @@ from wired import Wired
 import rlrun.runtime.cluster as cluster
 from rlrun.cli import _dispatch
 from rlrun.cluster.engine import places
+from rlrun.cluster.hosts import Hosts, HostsWanted
+from rlrun.cluster.packing import Form, pack
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.restarts import Restarts
 from rlrun.core.schedule import Clock
 from rlrun.machine.machine import measured
-from rlrun.machine.nodes import Node, shares
+from rlrun.machine.nodes import Node, sampler_shares, shares
 from rlrun.runtime.room import REST, check_host, check_shared, host_parts, shared_parts
 
 RAY = ["resources=ray", "resources.ray.simulate=2", "resources.device=cpu"]
@@ -54,6 +57,42 @@ def test_shares_follow_the_cores():
     assert shares(8, [Node("a", 1), Node("b", 64)]) == (1, 7), "no node is idle while another has several"
 
 
+@pytest.mark.parametrize(
+    ("samplers", "cores", "made"),
+    [(31, (16, 16), (15, 16)), (32, (16, 16), (16, 16)), (2, (1, 1), (1, 1)), (2, (1, 8), (1, 1)), (3, (2, 2), (1, 2)), (6, (4, 4), (3, 3)), (1, (2,), (1,))],
+)  # fmt: skip
+def test_the_learner_keeps_a_core_of_its_machine(samplers, cores, made):
+    """Where samplers leave one."""
+    assert sampler_shares(samplers, [Node(name, count) for name, count in zip("ab", cores)]) == made
+
+
+def test_machines_without_cores_step_no_environments(monkeypatch, engines):
+    """As a head of the cluster that others share. They take over no samplers either."""
+    monkeypatch.setattr("rlrun.cluster.hosts.LOOK_SEC", 0.0)
+    cfg = SimpleNamespace(address="head:6379", nodes="auto", join_sec=0.1, lost="take_over")
+    engine = Together(cfg, [Node("head", 0)])
+    engine.closed = True
+    with pytest.raises(UserError, match=r"after 0\.1 s the cluster at head:6379 has no machine with cores; start Ray on one"):
+        cluster._joined(engine, cfg)
+    engine.join("a", 2)
+    assert cluster._joined(engine, cfg) == (Node("a", 2),)
+    cfg.nodes = 2
+    with pytest.raises(UserError, match=r"resources\.ray\.nodes=2: after 0\.1 s the cluster at head:6379 has 1 with cores"):
+        cluster._joined(engine, cfg)
+    engine.join("b", 2)
+    monkeypatch.setattr(Hosts, "_start", lambda hosts, part, node, spare=False: setattr(part, "host", SimpleNamespace(node=node)))
+    hosts = Hosts(engine, cfg, HostsWanted("kind", {}, [("a", 1), ("b", 1)], 0, 1.0, 1.0), None, int)
+    monkeypatch.setattr(hosts, "receive", lambda timeout: [setattr(part, "ready", True) for part in hosts.parts])
+    hosts.begin()
+    hosts.parts[0].host = None
+    hosts._replace(hosts.parts[0], None)
+    assert [part.node for part in hosts.parts] == ["a", "b"]
+    del engine.there["a"]
+    hosts._replace(hosts.parts[0], "a")
+    hosts._look_at_machines()
+    assert [part.node for part in hosts.parts] == ["b", "b"]
+
+
 def test_samplers_per_node_is_the_same_for_small_and_large_nodes(typed):
     config = typed(
         "algo=impala", "env=CartPole-v1", "logger=[]", *RAY[:1], "resources.device=cpu", "resources.ray.address=auto",
@@ -61,6 +100,20 @@ def test_samplers_per_node_is_the_same_for_small_and_large_nodes(typed):
     )  # fmt: skip
     machine = dataclasses.replace(measured(), nodes=(Node("a", 2), Node("b", 6)))
     assert Wired(config, machine).plan.resources.nodes == (3, 3)
+
+
+@pytest.mark.parametrize("saved", ["today", "once"])
+def test_a_run_with_samplers_per_node_is_resumed_and_evaluated(tmp_path, saved):
+    """Runs once saved the number of all samplers beside it."""
+    words = ["algo=impala", "env=CartPole-v1", "logger=[]", "model.hidden=[8]", "resources.ray.samplers_per_node=1", *RAY]
+    assert _dispatch(["train", *words, "env_steps=600", f"run_dir={tmp_path / 'run'}"]) == 0
+    if saved == "once":
+        file = tmp_path / "run" / "config.yaml"
+        file.write_text(file.read_text().replace("num_samplers: auto", "num_samplers: 2"))
+        assert "num_samplers: 2" in file.read_text()
+    assert _dispatch(["resume", str(tmp_path / "run"), "env_steps=1200"]) == 0
+    assert _dispatch(["evaluate", str(tmp_path / "run"), "episodes=1"]) == 0
+    assert {node for _, node, _ in Together.made[-1].started} == {"node-0", "node-1"}
 
 
 def test_every_row_is_what_the_env_produced(typed, monkeypatch, engines):
@@ -241,6 +294,50 @@ def test_every_machine_checks_its_own_shared_memory(typed):
             check_host(away, away.shares[1][1], REST + sum(hosts[1].values()) - 1)
 
 
+@pytest.mark.parametrize(
+    ("begins_sec", "starts_sec", "said"),
+    [
+        (0, 350, None),  # four environments, one after another
+        (0, 1e9, r"host-0 on a did not start within 500 s: its 4 processes.*resources\.start_timeout_sec allows each more"),
+        (150, 1, None),
+        (1e9, 1, r"host-0 on a did not start within 160 s: it waits for free cores there, and the cluster has a \(2 cores\)"),
+    ],
+)
+def test_a_host_has_the_time_that_its_processes_have(monkeypatch, begins_sec, starts_sec, said):
+    """Where it does not start, the reason is the true one: no cores, or slow environments."""
+    now, due = [0.0], {}
+    monkeypatch.setattr("rlrun.cluster.hosts.time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda sec: None))
+
+    class SlowHost:
+        node = "a"
+
+        def call(self, method, *args):
+            due[method] = now[0] + {"here": begins_sec, "start": starts_sec}[method]
+            return method
+
+    class SlowEngine:
+        def nodes(self):
+            return [Node("a", 2)]
+
+        def start(self, *told):
+            return SlowHost()
+
+        def wait(self, answers, timeout):
+            now[0] += timeout
+            return [answer for answer in answers if due[answer] <= now[0]]
+
+        def get(self, answer):
+            return pack(Form({}, 1, False), [], {"failed": None, "news": []})
+
+    hosts = Hosts(SlowEngine(), SimpleNamespace(join_sec=60.0, lost="end"), HostsWanted("kind", {}, [("a", 4)], 0, 100.0, 30.0), None, int)
+    if said is None:
+        hosts.begin()
+        assert hosts.parts[0].ready
+        return
+    with pytest.raises(RunFailed, match=said):
+        hosts.begin()
+
+
 def test_a_host_that_is_not_the_same_is_named(typed, monkeypatch):
     wiring = counting(typed, monkeypatch)
     same = cluster.same
@@ -257,6 +354,7 @@ def test_a_host_that_is_not_the_same_is_named(typed, monkeypatch):
         (["resources.ray.nodes=3", "resources.ray.simulate=0"], "without resources.ray.address there is this machine alone"),
         (["resources.ray.address=auto"], "simulate starts nodes on this machine, and address joins a cluster"),
         (["resources.num_samplers=4", "resources.ray.samplers_per_node=2"], "ray.samplers_per_node those of each: set one"),
+        (["resources.ray.store_mb=74"], "resources.ray.store_mb must be at least 75"),
         (["algo=a3c"], "runner=async_gradients works on one machine"),
         (["resources.ray.lost=leave_out"], "runner=on_policy waits for the rows of all samplers"),
     ],

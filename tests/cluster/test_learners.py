@@ -18,7 +18,9 @@ from rlrun.cli import _dispatch
 from rlrun.cluster.learners import LearnerHosts, LearnersWanted
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.dataflow.meeting import NAMED, StoreCut, interface_to, through
+from rlrun.machine.machine import Machine
 from rlrun.machine.nodes import Node, RayConfig
+from rlrun.runtime.plan import plan
 
 WORDS = ["env=CartPole-v1", "logger=[]", "model.hidden=[64]", "algo.fragment_length=16", "algo.batch_size=64",
          "algo.minibatch_size=32", "algo.num_epochs=2", "resources.num_learners=2", "resources.device=cpu"]  # fmt: skip
@@ -96,6 +98,21 @@ def test_an_error_of_another_learner_is_one_sentence(monkeypatch, capfd):
     monkeypatch.setattr(cluster, "same", lambda plan: same(plan) | {"PyTorch": "1.0"})
     assert _dispatch(["train", *DDPPO, *RAY, "run_dir=run"]) == 2
     assert re.search(r"rlrun: learner-1 on node-1: its PyTorch is .*, and the learner's is 1\.0\n$", capfd.readouterr().err)
+
+
+@pytest.mark.parametrize("algo", ["ddppo", "ppo", "impala"])
+def test_several_learners_learn_on_cpus_beside_a_gpu(typed, algo):
+    """As in the commands of docs/cluster.md, which name no device. One learner uses the GPU, and a GPU that was asked for
+    is refused."""
+    machine = Machine(cores=8, gpus=("H200",), gpu_memory=(2**37,), nodes=(Node("a", 4), Node("b", 4)), env_step_sec=lambda *_: 1e-3)
+    words = [f"algo={algo}", "env=CartPole-v1", "logger=[]", *RAY[:2], "resources.num_learners=2"]
+    made = plan(typed(*words), machine).resources
+    assert made.device.type == "cpu" and made.learner_nodes == (1, 1)
+    assert "device=cpu: several learners on the machines of a cluster learn on CPUs" in made.why
+    if algo != "ddppo":
+        assert plan(typed(*words[:-1]), machine).resources.device.type == "cuda"
+    with pytest.raises(UserError, match=r"resources\.device=cuda: several learners on the machines of resources=ray learn on CPUs"):
+        plan(typed(*words, "resources.device=cuda"), machine)
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from ray import exceptions
 from rlrun.cluster import ray_engine
 from rlrun.cluster.engine import HostLost
 from rlrun.core.errors import ProcessLost, RunFailed, UserError
+from rlrun.machine.nodes import Node
 
 
 def got(error):
@@ -87,6 +88,23 @@ def test_an_address_where_nobody_listens_is_said_at_once():
     with pytest.raises(UserError, match=f"resources.ray.address={address}: no Ray cluster could be joined there: .*refused"):
         engine._wants_token()
     assert time.monotonic() - began < 2.0
+
+
+def test_a_ray_that_does_not_start_is_a_sentence_and_leaves_nothing(monkeypatch, tmp_path):
+    import ray
+
+    def refuses(**settings):
+        raise ValueError("Attempting to cap object store memory usage\nat too little")
+
+    monkeypatch.setattr(ray, "init", refuses)
+    monkeypatch.setattr(os, "environ", os.environ | {"HOME": str(tmp_path)})  # it sets what Ray reads
+    made = []
+    monkeypatch.setattr(ray_engine.tempfile, "mkdtemp", lambda make=ray_engine.tempfile.mkdtemp, **how: made.append(make(**how)) or made[-1])
+    cfg = SimpleNamespace(address=None, allow_open=False, simulate=0, store_mb=100)
+    with pytest.raises(UserError) as caught:
+        ray_engine.RayEngine(cfg, [Node("node-0", 1)])
+    assert str(caught.value) == "Ray could not be started on this machine: Attempting to cap object store memory usage"
+    assert len(made) == 1 and not os.path.exists(made[0])
 
 
 def test_a_lost_head_ends_the_run_before_ray_does(monkeypatch):

@@ -18,6 +18,7 @@ from rlrun.experiments.jobs import LOST, Place, TrainingJob
 from rlrun.experiments.ray_job import RemoteJob
 from rlrun.experiments.ray_queue import RayQueue
 from rlrun.machine.own_cores import OwnCores
+from rlrun.version import sources
 
 QUICK = ["env=CartPole-v1", "logger=[]", "resources=debug", "env_steps=600", "log_every_sec=0.2"]
 
@@ -110,6 +111,30 @@ def test_cores_are_taken_once_while_there_are_enough(tmp_path):
     assert first.cores == {0, 1} and second.cores >= {2} and len(second.cores) == 2
     first.close()
     assert OwnCores(2, tmp_path, {0, 1, 2}).cores == {0, 1}
+
+
+@pytest.mark.parametrize("quota", [False, True])
+def test_a_job_has_cores_of_its_own_unless_a_quota_bounds_them(tmp_path, monkeypatch, own, quota):
+    before = len(os.sched_getaffinity(0))
+    monkeypatch.setattr("rlrun.experiments.ray_job.pinned", lambda: not quota)
+    seen = json.loads(seen_by_a_job(tmp_path, "len(os.sched_getaffinity(0)), os.environ.get('RLRUN_CORES')"))
+    assert seen == ([before, "1"] if quota else [1, None])
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_a_job_sees_no_gpu_that_it_did_not_ask_for(tmp_path, monkeypatch, own, gpus):
+    """Ray says which one it has, and says nothing where it has none."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert json.loads(seen_by_a_job(tmp_path, "os.environ['CUDA_VISIBLE_DEVICES']", gpus=gpus)) == ["3" if gpus else ""]
+
+
+def seen_by_a_job(folder, expression, **told):
+    """What a process of a job on a cluster's machine prints of an expression, as JSON."""
+    code = ["-c", f"import json, os; print(json.dumps([{expression}]))"]
+    brief = {"command": code, "log": str(folder / "log"), "cwd": str(folder), "cores": 1, "gpus": 0, "path": [], "code": sources()}
+    made = RemoteJob(json.dumps(brief | told).encode())
+    assert made.begin() is None and made.poll(30.0) == 0
+    return (folder / "log").read_text()
 
 
 @pytest.mark.slow

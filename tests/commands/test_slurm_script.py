@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from rlrun.core.run_lock import RunLock
+from rlrun.runtime.leftovers import move_aside
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "slurm" / "train.sbatch"
 SRUN = """#!/bin/bash
 if [ "${@: -1}" = --ip-address ]; then echo "10.0.0.7 fe80::1"; exit; fi
@@ -78,6 +81,30 @@ def test_it_resumes_a_run_that_has_a_checkpoint_and_passes_sigterm_on(job, tmp_p
     assert script.wait(60) == 143
     said = noted.read_text().splitlines()
     assert said[-2:] == [f"ran -m rlrun resume {tmp_path / 'run'} resources.ray.address=10.0.0.7:6379 --if-needed", "saved"]
+
+
+def test_a_job_that_is_started_again_before_the_first_checkpoint_begins_anew(job, tmp_path):
+    """What the run has left stays there under another name. A directory without a run, or one that a process holds, is
+    left as it is."""
+    run_dir = tmp_path / "run"
+    for number in (1, 2):
+        (run_dir / "checkpoints" / ".000000000100.tmp").mkdir(parents=True)
+        (run_dir / "config.yaml").write_text(f"seed: {number}\n")
+        assert run(job, "algo=impala", f"run_dir={run_dir}").returncode == 0 and run_dir.exists(), "it may be another job's"
+        found = run(job, "algo=impala", f"run_dir={run_dir}", SLURM_RESTART_COUNT=str(number))
+        assert found.returncode == 0, found.stderr
+        assert (tmp_path / f"run.ended-{number}" / "config.yaml").read_text() == f"seed: {number}\n" and not run_dir.exists()
+        assert f"it is now {tmp_path / f'run.ended-{number}'}" in found.stdout
+        assert (tmp_path / "noted").read_text().splitlines()[-1].startswith(f"ran -m rlrun train algo=impala run_dir={run_dir} ")
+    run_dir.mkdir()
+    (run_dir / "notes.txt").write_text("mine")
+    assert move_aside(run_dir) is None
+    (run_dir / "config.yaml").write_text("seed: 3\n")
+    lock = RunLock(run_dir)
+    lock.acquire()
+    assert move_aside(run_dir) is None
+    lock.release()
+    assert move_aside(run_dir) == tmp_path / "run.ended-3" and (tmp_path / "run.ended-3" / "notes.txt").exists()
 
 
 @pytest.mark.parametrize(("words", "said"), [(["algo=ppo"], "give run_dir="), (["run_dir=x", "resources=auto"], "leave resources=auto out")])

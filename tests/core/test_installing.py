@@ -1,6 +1,7 @@
 """Messages about missing packages give a line that works for the way in which rlrun is installed."""
 
 import importlib.util
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -40,9 +41,9 @@ def test_every_message_names_one_short_line(environment, monkeypatch):
 
 
 def test_a_clone_names_its_own_folder(environment, monkeypatch):
-    assert pip_line("box2d") == f".venv/bin/pip install -e '{CHECKOUT}[box2d]'"
+    assert pip_line("box2d") == f".venv/bin/pip install -c {CHECKOUT}/scripts/constraints.txt -e '{CHECKOUT}[box2d]'"
     monkeypatch.chdir(CHECKOUT)
-    assert pip_line("box2d", "mujoco") == f"{environment}/.venv/bin/pip install -e '.[box2d,mujoco]'"
+    assert pip_line("box2d", "mujoco") == f"{environment}/.venv/bin/pip install -c scripts/constraints.txt -e '.[box2d,mujoco]'"
 
 
 def test_a_wheel_names_the_package(environment, monkeypatch, tmp_path):
@@ -63,10 +64,12 @@ def test_setup_installs_extras_into_the_running_environment(monkeypatch, capsys)
 
     monkeypatch.setattr(subprocess, "run", run)
     code = 0
-    assert _dispatch(["setup", "box2d", "--plan"]) == 0 and ran == []
+    assert _dispatch(["setup", "box2d", "search", "--plan"]) == 0 and ran == []
+    planned = shlex.split(capsys.readouterr().out)
     assert _dispatch(["setup", "box2d", "search"]) == 0
+    assert [word for word in ran[0] if word not in ("--disable-pip-version-check", "-q")][-5:] == planned[-5:], "what --plan has printed"
     assert ran[0][:4] == [sys.executable, "-m", "pip", "install"] and ran[0][-1].endswith("[box2d,search]")
-    assert ran[0][ran[0].index("-c") + 1] == str(CHECKOUT / "scripts" / "constraints.txt")
+    assert Path(ran[0][ran[0].index("-c") + 1]).resolve() == CHECKOUT / "scripts" / "constraints.txt"
     assert "box2d, search: installed into" in capsys.readouterr().out
     code = 1
     with pytest.raises(RunFailed, match="pip could not install box2d"):

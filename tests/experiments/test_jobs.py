@@ -3,13 +3,19 @@
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from rlrun.core.errors import RunFailed, UserError
+from rlrun.experiments import job_parent
+from rlrun.experiments.cluster import Queue, run_logged
 from rlrun.experiments.jobs import (
     LOST,
     Fixed,
@@ -124,6 +130,31 @@ def test_a_killed_job_is_named_with_its_signal(tmp_path):
 def test_a_job_that_takes_too_long_is_ended(tmp_path):
     made = pool(timeout_sec=1.0).run(Fixed([job(tmp_path, "a", sleep=60), job(tmp_path, "b")]))
     assert [outcome.status for outcome in made] == ["FAILED", "COMPLETED"] and "--timeout 1 s" in made[0].reason
+
+
+def test_the_time_in_a_queue_is_none_of_a_job(tmp_path, monkeypatch):
+    """A job waits for longer than it may run, and another one runs for too long once it has begun."""
+    monkeypatch.setattr("rlrun.experiments.cluster.command_of", launch)
+
+    class Handle:
+        def __init__(self, function, *args):
+            def later():
+                time.sleep(2.0)
+                return function(*args)
+
+            self.future = ThreadPoolExecutor(1).submit(later)
+            self.done, self.result = self.future.done, self.future.result
+
+        def cancel(self, check):
+            for child in psutil.Process().children():
+                child.terminate()
+
+    queue = object.__new__(Queue)
+    queue.executor = SimpleNamespace(submit=Handle)
+    jobs = [job(tmp_path, "a"), job(tmp_path, "b", sleep=60)]
+    made = Pool([Place((), None)], Quiet(), 1.0, starter=queue).run(Fixed(jobs))
+    assert [outcome.status for outcome in made] == ["COMPLETED", "FAILED"] and "--timeout 1 s" in made[1].reason
+    assert (tmp_path / "b" / "cores").exists(), "it was ended because it ran"
 
 
 def test_a_signal_lets_running_jobs_save_and_starts_no_more(tmp_path):
@@ -243,6 +274,47 @@ def test_places_share_cores_and_gpus():
     assert [core for place in places(5, list(range(16)), []) for core in place.cores] == list(range(16))
     with pytest.raises(UserError, match="at least 1"):
         places(0)
+
+
+@pytest.mark.parametrize("between", [False, True])
+def test_a_job_ends_whose_parent_had_ended_before_it_looked(between):
+    """The parent is a sweep, or a worker of Ray, which has a process between it and the job."""
+    gone = subprocess.Popen([sys.executable, "-c", "pass"])
+    gone.wait()
+    command = [sys.executable, "-m", "rlrun.experiments.job", "train", "--help"]
+    if between:
+        command = [sys.executable, job_parent.__file__, sys.executable, "-c", "import time; time.sleep(60)"]
+    ended = subprocess.run(command, env={**os.environ, "RLRUN_PARENT": str(gone.pid)}, capture_output=True, timeout=50)
+    assert (ended.returncode, ended.stdout) == (-signal.SIGTERM if between else 143, b"")
+
+
+def test_every_starter_names_itself_to_its_jobs(tmp_path):
+    """And a job does not hand the name on to those that it starts."""
+    said = "import os; print(os.environ.get('RLRUN_PARENT'))"
+    Pool([Place(tuple(os.sched_getaffinity(0)), None)], Quiet(), starter=Here(lambda one: [sys.executable, "-c", said])).run(
+        Fixed([one := job(tmp_path, "a")])
+    )
+    assert run_logged([sys.executable, "-c", said], str(one.log)) == 0
+    handed = f"from rlrun.experiments.job import end_with_parent; end_with_parent(); {said}"
+    assert run_logged([sys.executable, "-c", handed], str(one.log)) == 0
+    assert one.log.read_text().split() == [str(os.getpid())] * 2 + ["None"]
+
+
+def test_under_a_quota_jobs_share_all_cores_and_know_their_number(tmp_path, monkeypatch):
+    """As in containers with --cpus=3 on a machine of 64 cores, which would otherwise all crowd the same three."""
+    own = sorted(os.sched_getaffinity(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "sched_getaffinity", lambda process: set(range(64)))
+        patch.setattr("rlrun.machine.machine.cores_allowed", lambda: 3.0)
+        assert [place.share for place in places(2, devices=[])] == [1, 2] and len(places(None, devices=[])) == 1
+        assert [place.share for place in places(4, devices=["0"])] == [1] * 4, "with more jobs than cores, some share one"
+        assert all(place.cores == tuple(range(64)) for place in places(4, devices=[]))
+        patch.setattr("rlrun.machine.machine.cores_allowed", lambda: None)
+        assert {(len(place.cores), place.share) for place in places(2, devices=[])} == {(32, None)}
+    said = "import os; from rlrun.machine.machine import cores; print(cores(), sorted(os.sched_getaffinity(0)))"
+    starter = Here(lambda one: [sys.executable, "-c", said])
+    Pool([Place(tuple(own), None, 1)], Quiet(), starter=starter).run(Fixed([one := job(tmp_path, "a")]))
+    assert one.log.read_text() == f"1 {own}\n"
 
 
 def test_a_run_with_a_checkpoint_goes_on(tmp_path):

@@ -10,6 +10,8 @@ import pytest
 from conftest import compose
 from wired import Wired, checked
 
+from rlrun.cli import _dispatch
+from rlrun.commands.doctor import show_shared_memory
 from rlrun.config.run import type_config
 from rlrun.core.errors import UserError, refused
 from rlrun.core.schedule import Clock
@@ -62,8 +64,29 @@ def test_a_learner_that_processes_share_is_counted_with_its_critics_and_targets(
         preflight(wiring.plan, replace(measured(), free_shared=taken + REST - 1))
 
 
-def test_a_run_in_one_process_needs_no_shared_memory():
+def test_a_run_in_one_process_needs_no_shared_memory(tmp_path, monkeypatch):
+    """Where there is no /dev/shm, or a full one, it runs to its end. One with samplers gets a sentence."""
     check_shared(planned("algo=ppo", "env=CartPole-v1", "resources.inference=serial", "logger=[]"), 0)
+
+    def no_shared_memory(tensor):
+        raise RuntimeError("unable to open shared memory object </torch_1> in read-write mode")
+
+    def no_folder(path):
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr("torch.Tensor.share_memory_", no_shared_memory)
+    monkeypatch.setattr("rlrun.machine.machine.os.statvfs", no_folder)
+    words = ["train", "algo=pg", "env=CartPole-v1", "model.hidden=[8]", "logger=[]", "env_steps=100"]
+    assert _dispatch([*words, "resources=debug", f"run_dir={tmp_path / 'one'}"]) == 0
+    with pytest.raises(UserError, match=r"this run needs .* and 0\.0 MB of /dev/shm are free: start the container with --shm-size"):
+        _dispatch([*words, "resources.inference=local", f"run_dir={tmp_path / 'two'}"])
+    assert not (tmp_path / "two").exists()
+
+
+def test_a_missing_dev_shm_is_a_problem(tmp_path):
+    (problem,) = show_shared_memory(tmp_path / "shm")
+    assert problem.startswith("there is no /dev/shm, so that only runs in one process work")
+    assert show_shared_memory() != [problem], "this machine has one"
 
 
 CROWDS = {

@@ -106,10 +106,15 @@ def test_a_run_that_is_taken_between_finding_and_cleaning_is_left_alone(tmp_path
         process.wait()
 
 
-def test_another_users_and_another_machines_runs_are_left_alone(tmp_path, monkeypatch):
+def test_another_users_and_another_machines_runs_are_left_alone(tmp_path, monkeypatch, capsys):
+    """Of the latter it is said what this machine cannot know."""
     path = made(tmp_path / "run")
     (path / "run.lock").write_text("process 1 on another-machine")
     assert not left_by(path)
+    before = files(path)
+    (said,) = _lines(capsys, tmp_path, "--clean")
+    assert f"{path} is marked RUNNING; its lock names process 1 on another-machine, which this machine cannot see: if it" in said
+    assert files(path) == before
     (path / "run.lock").write_text(f"process 999999 on {platform.node()}")
     assert left_by(path).running
     assert list(run_dirs(tmp_path)) == [path]
