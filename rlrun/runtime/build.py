@@ -178,7 +178,7 @@ class LearnerParts:
                     rng,
                     self.beside,
                     self.learning_recorder(policy),
-                    self.ranks,
+                    self.ranks if self.plan.lockstep else ALONE,  # each of the others makes its updates alone
                     model,
                     sparse=self.plan.whole_after is not None,
                     minibatch_done=self.threads.minibatch_done,

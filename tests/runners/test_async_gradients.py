@@ -180,7 +180,7 @@ def test_one_learner_and_several_do_not_go_on_as_each_other(before, after, tmp_p
     assert _dispatch(["resume", str(run), "env_steps=400"]) == 0, "and config.yaml is as it was"
 
 
-@pytest.mark.parametrize("algo", ["c51", "ddpg"])
+@pytest.mark.parametrize("algo", ["c51", "ddpg", "iqn"])  # iqn draws from ctx in its update
 def test_variants_share_weights_and_targets_too(typed, tmp_path, algo):
     words = (
         ["env=Pendulum-v1", "algo.actor.hidden=[8]"] if algo == "ddpg" else ["env=CartPole-v1", "algo.target_tau=0.1"]
@@ -257,7 +257,7 @@ def test_an_error_of_the_learner_itself_ends_the_run(words, said, tmp_path, capf
 
 
 @pytest.mark.parametrize("words, said", [
-    (["algo=ppo", "runner=async_gradients"], "it is for a3c, a2c, pg, dqn"),
+    (["algo=ppo", "runner=async_gradients"], "it is for a3c, a2c, pg, dqn, c51, rainbow, qr_dqn, iqn, ddpg and slateq"),
     (["algo=a3c", "resources.inference=local"], "in their own process"),
     (["algo=a3c", "resources.device=cuda"], "CUDA devices are visible|learn on the CPU"),
     (["algo=a3c", "resources.num_samplers=2"], "resources.num_learners"),
