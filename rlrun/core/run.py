@@ -403,7 +403,8 @@ class Run:
         """Returns the path of the new checkpoint, or None if it could not be written. kept: whether it holds what a
         runner keeps, such as a replay."""
         run = self._facts(metric, metric if best else self.saves.best)
-        rows = self._save_rows if kept and self._has_rows and not self.saves.early else None
+        together = self._has_rows or (self.ranks.world > 1 and bool(self.kept))  # all learners save
+        rows = self._save_rows if kept and together and not self.saves.early else None
         return self.checkpoints.save(self.clock.env_steps, self._tensors(kept), run, best, rows)
 
     @property
@@ -433,7 +434,7 @@ class Run:
             return None
         if clock.updates == 0 or isinstance(error, Diverged) or not self.algorithm.policy.all_finite():
             return None
-        self.saves.early = False
+        self.saves.early = self.ranks.world > 1  # other learners may have failed, and are not waited for
         try:
             if self.ranks.world > 1 and self._has_rows:
                 return None

@@ -52,7 +52,7 @@ class Factories(NamedTuple):
     noise: Callable[[], NoiseTable] = _none  # for runner=evolution
     population: Callable[[NoiseTable], PopulationBase] = _none
     threads: TunedThreads = TunedThreads((1,))  # entered for every update
-    data: Callable[[], DataRows] = _none  # for runner=offline, and for runner=replay with data
+    data: Callable[[int], DataRows] = _none  # for runner=offline, and for runner=replay with data
     data_columns: int = 0  # columns of this learner's part of a train batch that are drawn from data
     learners: int = 1  # number of processes, for runners whose learners do not work in lockstep
     learns_from_replay: bool = False

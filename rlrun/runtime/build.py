@@ -298,10 +298,10 @@ class LearnerParts:
             made.pin()
         return made
 
-    def data(self) -> DataRows:
+    def data(self, generation: int) -> DataRows:
         """Makes the memory of recorded data that is drawn from."""
         assert self.plan.data is not None
-        return self.plan.data.make(self.seeds, self.ranks, self.device)
+        return self.plan.data.make(self.seeds, self.ranks, self.device, generation)
 
     # -- evolution -----------------------------------------------------------------------------------------------------
 
