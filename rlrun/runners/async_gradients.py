@@ -326,14 +326,14 @@ class _Part:
 
 def worker_process(
     pipe: Connection,
-    make: Callable[[int], Factories],
+    make: Callable[[int, int], Factories],
     number: int,
     shared: SharedLearner,
     generation: int,
     pulses: Pulses,
 ) -> None:
     """Samples, computes and applies gradients, and sends a GradientReport after each, until the pipe closes."""
-    factories = make(number)
+    factories = make(number, generation)
     algorithm = factories.algorithm()
     part = _Part(factories, algorithm, number, generation) if factories.learns_from_replay else None
     sampler = factories.sampler(generation)

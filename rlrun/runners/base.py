@@ -59,4 +59,4 @@ class Factories(NamedTuple):
     limits: Limits = DEFAULT  # how long environments may take, for runners whose processes step them
     envs: int = 1  # environments whose rows are in one fragment
     rounds: int = 1  # rounds in a train batch, for runner=meta
-    elsewhere: Callable[[int], Any] = lambda number: None  # makes the Factories of process i there; picklable
+    elsewhere: Callable[[int, int], Any] = _none  # (i, generation) makes the Factories of process i there; picklable

@@ -18,6 +18,9 @@ from rlrun.core.optimizer import Optimizer
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.dataflow.shared import SharedLearner
 from rlrun.machine.machine import cores
+from rlrun.runners.async_gradients import worker_process
+from rlrun.runtime.build import factories_elsewhere
+from rlrun.samplers.processes import RESTART_BITS
 
 ASYNC = ["algo=a3c", "resources.num_learners=2", "logger=[]", "model.hidden=[64]"]
 
@@ -196,6 +199,23 @@ def test_variants_share_weights_and_targets_too(typed, tmp_path, algo):
     one = Wired(typed(f"algo={algo}", *REPLAYED, *words)).algorithm()
     first = [old for f in one.followers() for old in f.olds]
     assert any(not torch.equal(a, b) for a, b in zip(first, [old for olds, _ in pairs for old in olds], strict=True))
+
+
+def test_a_process_draws_other_numbers_after_a_resume_and_in_place_of_one_that_died(typed):
+    """No checkpoint holds what the processes draw from."""
+    made = Wired(typed("algo=iqn", *REPLAYED, "env=CartPole-v1")).plan
+    generations = (0, 1, 1 + (1 << RESTART_BITS))
+    learners = [factories_elsewhere(made, number, one).algorithm() for number in (0, 1) for one in generations]
+    assert len({float(torch.rand((), generator=learner.ctx.rng)) for learner in learners}) == 6
+    told = []
+
+    def make(*facts):
+        told.append(facts)
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        worker_process(None, make, 1, None, 7, None)
+    assert told == [(1, 7)]
 
 
 def test_targets_move_by_the_updates_of_all_processes(typed):
