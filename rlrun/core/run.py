@@ -10,23 +10,11 @@ from typing import Any, Protocol
 from rlrun.core.algorithm import Algorithm, Update
 from rlrun.core.callbacks import Callback, add_to_row, call
 from rlrun.core.checkpoint import Checkpoints, copied
-from rlrun.core.duties import (
-    CheckpointConfig,
-    EvalConfig,
-    Evaluations,
-    LogConfig,
-    Logger,
-    Logs,
-    Play,
-    Progress,
-    Saves,
-    SecondLook,
-    StopConfig,
-    Stops,
-)
+from rlrun.core.duties import CheckpointConfig, Progress, Saves, StopConfig, Stops
 from rlrun.core.errors import Diverged, EnvError, RunFailed
 from rlrun.core.estimates import Estimates, Estimating
 from rlrun.core.evaluation import Evaluators
+from rlrun.core.evaluations import EvalConfig, Evaluations, Play
 from rlrun.core.health import CutEpisodes, Health
 from rlrun.core.learners import (
     LOST,
@@ -41,6 +29,7 @@ from rlrun.core.learners import (
     save_rows,
     tell_state,
 )
+from rlrun.core.logs import LogConfig, Logger, Logs, SecondLook
 from rlrun.core.metrics import EpisodeStatistics, finite
 from rlrun.core.ranks import ALONE, Ranks
 from rlrun.core.restarts import Restarts, say
