@@ -233,7 +233,7 @@ class PartsOfData:
     """The parts of a run that learns from recorded data, whose env steps are rows of the data."""
 
     def __init__(self, parts: LearnerParts):
-        self.parts, self.algorithm, self.data = parts, parts.algorithm(), parts.data()
+        self.parts, self.algorithm, self.data = parts, parts.algorithm(), parts.data(0)
         self.algorithm.absorb_rows(self.data.read(self.algorithm.policy.moments))
         asked = parts.needs.replay
         assert asked is not None

@@ -32,9 +32,11 @@ import torch
 from rlrun.bench.parts import PartsOfData, PartsOfEvolution, PartsOfRows
 from rlrun.config.run import Typed
 from rlrun.core.checkpoint import Checkpoints
-from rlrun.core.duties import CheckpointConfig, EvalConfig, LogConfig, StopConfig
+from rlrun.core.duties import CheckpointConfig, StopConfig
 from rlrun.core.errors import UserError
 from rlrun.core.estimates import NO_ESTIMATES
+from rlrun.core.evaluations import EvalConfig
+from rlrun.core.logs import LogConfig
 from rlrun.core.run import Run
 from rlrun.core.signals import Signals
 from rlrun.machine.machine import cores, measured

@@ -10,12 +10,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 T = TypeVar("T")
 
 LOOK_SEC = 0.5  # seconds between two looks at the system's clock
 STOPPED_SEC = 5.0  # a look that comes so much too late means that the process was stopped
+# A look is late too while C code keeps Python's lock (GIL). The thread that looks wakes up 200 times a second then, to
+# ask for the lock. One that is stopped never does.
+WAKES_PER_SEC = 20.0
 
 
 class _Stops:
@@ -26,23 +30,36 @@ class _Stops:
         self.pid, self.lock = os.getpid(), threading.RLock()
         self.looked, self.total = time.monotonic(), 0.0
         self.stops: deque[tuple[float, float]] = deque(maxlen=1000)  # beginnings and ends
-        threading.Thread(target=self._keep_looking, name="awake", daemon=True).start()
+        self.woken = 0  # how often the thread had woken up when it looked last
+        self.thread = threading.Thread(target=self._keep_looking, name="awake", daemon=True)
+        self.thread.start()
 
     def _keep_looking(self) -> None:
         while True:
             time.sleep(LOOK_SEC)
             self.look()
+            self.woken = _wakes(self.thread)
 
     def look(self) -> tuple[float, float]:
         """Returns the time now, and for how many seconds the process was stopped so far. The thread that looks first
         after a stop records it."""
         with self.lock:
             now = time.monotonic()
-            if now - self.looked > LOOK_SEC + STOPPED_SEC:
+            late = now - self.looked - LOOK_SEC
+            if late > STOPPED_SEC and _wakes(self.thread) - self.woken < WAKES_PER_SEC * late:
                 self.stops.append((self.looked + LOOK_SEC, now))
-                self.total += now - self.looked - LOOK_SEC
+                self.total += late
             self.looked = max(self.looked, now)  # a signal's handler may have looked meanwhile
             return now, self.total
+
+
+def _wakes(thread: threading.Thread) -> int:
+    """How often a thread of this process has gone on after it had waited; 0 where the system does not say it."""
+    try:
+        said = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
+    except OSError:  # only Linux has it
+        return 0
+    return next((int(line.split()[1]) for line in said.splitlines() if line.startswith("voluntary_ctxt_switches")), 0)
 
 
 _stops: _Stops | None = None

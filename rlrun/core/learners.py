@@ -92,17 +92,15 @@ LOST = "lost"  # stands in a checkpoint in place of what a runner keeps
 
 
 def save_rows(kept: Mapping[str, Any], ranks: Ranks, folder: Path | None) -> None:
-    """Writes every learner's rows into the folder that rank 0 passes. Raises OSError, on rank 0, if some learner's rows
-    could not be written."""
+    """Writes every learner's rows, and the states of what the learners other than the first keep, into the folder that
+    rank 0 passes. Raises OSError, on rank 0, if some learner's could not be written."""
     folder, problem = Path(ranks.everyones(str(folder))[0]), None
     try:
-        with_rows = {name: thing for name, thing in kept.items() if hasattr(thing, "save_rows")}
-        for thing in with_rows.values():
-            thing.save_rows(folder)
+        for thing in kept.values():
+            if hasattr(thing, "save_rows") and getattr(thing, "saved", True):
+                thing.save_rows(folder)
         if ranks.rank > 0:
-            torch.save(
-                {name: thing.state() for name, thing in with_rows.items()}, folder / f"{replay_part(ranks.rank)}.pt"
-            )
+            torch.save({name: thing.state() for name, thing in kept.items()}, folder / f"{replay_part(ranks.rank)}.pt")
     except (OSError, RuntimeError) as error:  # torch.save raises RuntimeError on a full disk
         problem = error
     written = ranks.all(problem is None)
@@ -114,7 +112,7 @@ def load_kept(name: str, thing: Kept, folder: Path, rank: int) -> str | None:
     """Restores one of a learner's kept things from a checkpoint. Returns a sentence for the user if part of its state
     is missing. Raises RunFailed if all of it is missing."""
     saved, there = load_part(folder, "replay"), any(folder.glob(ROWS))
-    if there and rank > 0:  # learners other than the first save only what has rows; the first saves everything else
+    if rank > 0 and (folder / f"{replay_part(rank)}.pt").exists():  # a run that failed has the first learner's alone
         saved |= load_part(folder, replay_part(rank))
     if LOST in saved:
         return f"the {name} begins anew, because the processes that held it had failed when this was saved"

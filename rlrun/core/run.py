@@ -10,23 +10,11 @@ from typing import Any, Protocol
 from rlrun.core.algorithm import Algorithm, Update
 from rlrun.core.callbacks import Callback, add_to_row, call
 from rlrun.core.checkpoint import Checkpoints, copied
-from rlrun.core.duties import (
-    CheckpointConfig,
-    EvalConfig,
-    Evaluations,
-    LogConfig,
-    Logger,
-    Logs,
-    Play,
-    Progress,
-    Saves,
-    SecondLook,
-    StopConfig,
-    Stops,
-)
+from rlrun.core.duties import CheckpointConfig, Progress, Saves, StopConfig, Stops
 from rlrun.core.errors import Diverged, EnvError, RunFailed
 from rlrun.core.estimates import Estimates, Estimating
 from rlrun.core.evaluation import Evaluators
+from rlrun.core.evaluations import EvalConfig, Evaluations, Play
 from rlrun.core.health import CutEpisodes, Health
 from rlrun.core.learners import (
     LOST,
@@ -41,6 +29,7 @@ from rlrun.core.learners import (
     save_rows,
     tell_state,
 )
+from rlrun.core.logs import LogConfig, Logger, Logs, SecondLook
 from rlrun.core.metrics import EpisodeStatistics, finite
 from rlrun.core.ranks import ALONE, Ranks
 from rlrun.core.restarts import Restarts, say
@@ -403,7 +392,8 @@ class Run:
         """Returns the path of the new checkpoint, or None if it could not be written. kept: whether it holds what a
         runner keeps, such as a replay."""
         run = self._facts(metric, metric if best else self.saves.best)
-        rows = self._save_rows if kept and self._has_rows and not self.saves.early else None
+        together = self._has_rows or (self.ranks.world > 1 and bool(self.kept))  # all learners save
+        rows = self._save_rows if kept and together and not self.saves.early else None
         return self.checkpoints.save(self.clock.env_steps, self._tensors(kept), run, best, rows)
 
     @property
@@ -433,7 +423,7 @@ class Run:
             return None
         if clock.updates == 0 or isinstance(error, Diverged) or not self.algorithm.policy.all_finite():
             return None
-        self.saves.early = False
+        self.saves.early = self.ranks.world > 1  # other learners may have failed, and are not waited for
         try:
             if self.ranks.world > 1 and self._has_rows:
                 return None

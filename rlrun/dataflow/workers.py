@@ -294,29 +294,32 @@ class Workers:
         for handle in ready:
             worker = self.by_handle[handle]
             if handle is worker.pipe:
-                messages += self._drain(worker, there=True)
+                read, end = self._drain(worker, there=True)
+                if end is not None:
+                    raise end
+                messages += read
         for handle in ready:
             worker = self.by_handle[handle]
             if handle is not worker.pipe:
-                self._drain(worker)  # the worker's last message explains more than its exit code
-                raise ProcessLost(f"{worker.name} {how_it_ended(worker.process)}")
+                _, end = self._drain(worker)  # the worker's last message explains more than its exit code
+                raise end or ProcessLost(f"{worker.name} {how_it_ended(worker.process)}")
         return messages
 
     def receive_from_survivors(self, timeout: float) -> tuple[list[tuple[Worker, Any]], list[tuple[Worker, str]]]:
-        """Like receive_or_nothing(), but does not fail when a worker died. Returns the messages, and the workers that
-        have died, each with the reason. Raises Diverged when the learner itself failed in one, because it would fail
-        again."""
+        """Like receive_or_nothing(), but does not fail when a worker died. Returns the messages, also those that a
+        worker sent before it died, and the workers that have died, each with the reason. Raises Diverged when the
+        learner itself failed in one, because it would fail again."""
         messages, lost = [], {}
         ready = self._ready(timeout)
         for worker in dict.fromkeys(self.by_handle[handle] for handle in ready):
-            try:
-                messages += self._drain(worker)
-                if worker.process.sentinel in ready:
-                    lost[worker] = f"{worker.name} {how_it_ended(worker.process)}"
-            except Diverged:
-                raise
-            except RunFailed as error:
-                lost[worker] = str(error)
+            read, end = self._drain(worker)
+            if isinstance(end, Diverged):
+                raise end
+            messages += read
+            if end is not None:
+                lost[worker] = str(end)
+            elif worker.process.sentinel in ready:
+                lost[worker] = f"{worker.name} {how_it_ended(worker.process)}"
         return messages, list(lost.items())
 
     def bury(self, worker: Worker) -> None:
@@ -335,27 +338,29 @@ class Workers:
         """Returns the pipes with a message and the sentinels of dead workers; waits up to `timeout` seconds for one."""
         return [key.fileobj for key, _ in patiently(self.selector.select, timeout)]
 
-    def _drain(self, worker: Worker, there: bool = False) -> list[tuple[Worker, Any]]:
-        """Reads all messages of a worker. there: a message, or the end of the pipe, is known to be there."""
-        messages = []
+    def _drain(self, worker: Worker, there: bool = False) -> tuple[list[tuple[Worker, Any]], RunFailed | None]:
+        """Reads all messages of a worker. Returns them, and the error that says how it ended if nothing can follow.
+
+        there: a message, or the end of the pipe, is known to be there."""
+        messages: list[tuple[Worker, Any]] = []
         try:
             while there or worker.pipe.poll():
                 there = False
                 message = worker.pipe.recv()
                 if isinstance(message, _Failure):
                     failed = Diverged if message.diverged else RunFailed
-                    raise failed(f"{worker.name} failed: {message.text.rstrip()}")
+                    return messages, failed(f"{worker.name} failed: {message.text.rstrip()}")
                 messages.append((worker, message))
         except (EOFError, ConnectionResetError, BrokenPipeError):
-            raise ProcessLost(f"{worker.name} {how_it_ended(worker.process)}") from None
-        return messages
+            return messages, ProcessLost(f"{worker.name} {how_it_ended(worker.process)}")
+        return messages, None
 
     def send(self, worker: Worker, message: Any) -> None:
         try:
             worker.pipe.send(message)
         except (BrokenPipeError, ConnectionResetError):
-            self._drain(worker)
-            raise ProcessLost(f"{worker.name} {how_it_ended(worker.process)}") from None
+            _, end = self._drain(worker)
+            raise (end or ProcessLost(f"{worker.name} {how_it_ended(worker.process)}")) from None
 
     def stop(self, grace_sec: float = 5.0) -> None:
         """Ends every process, first by closing its pipe and after grace_sec by SIGKILL. Returns when all have ended.

@@ -32,18 +32,32 @@ class DataRows:
         seeds: Seeds,
         rank: int,
         device: torch.device,
+        generation: int = 0,
     ):
-        """sources: data sets with their shares of what is drawn. Those with the share 0 are checked and not read."""
+        """sources: data sets with their shares of what is drawn. Those with the share 0 are checked and not read.
+        generation: that of the run; a resumed one draws other rows, unless load() restores its random streams."""
         for source, _ in sources:
             check_fits(source.facts, wanted, source.name)
         pairs = [(source, share) for source, share in sources if share > 0]
         total = sum(share for _, share in pairs)
         self.largest_weight = 1.0  # by which the weights of the last batch were divided, as Replay.largest_weight
         self.shares = torch.tensor([share / total for _, share in pairs], dtype=torch.float64)
-        self.seeds, self.rank, self.rng = seeds, rank, seeds.generator("data-mix", rank)
+        later = (generation,) if generation else ()
+        self.rank, self.rng = rank, seeds.generator("data-mix", rank, *later)
         self.finish_writes: Callable[[], None] = lambda: None  # called before saving, to complete delayed writes
         self.shelves = [
-            Shelf(source, wanted, cfg, replay, max(1, int(cfg.buffer * share / total)), seeds, number, rank, device)
+            Shelf(
+                source,
+                wanted,
+                cfg,
+                replay,
+                max(1, int(cfg.buffer * share / total)),
+                seeds,
+                number,
+                seeds.generator("data", rank, number, *later),
+                rank == 0,
+                device,
+            )
             for number, (source, share) in enumerate(pairs)
         ]
 
@@ -96,19 +110,23 @@ class DataRows:
 
     def state(self) -> dict[str, Any]:
         self.finish_writes()
-        return {"shelves": [shelf.state() for shelf in self.shelves], "rng": self.rng.get_state()}
+        return {
+            "rank": self.rank,
+            "shelves": [shelf.state() for shelf in self.shelves],
+            "rng": self.rng.get_state(),
+        }
 
     def load(self, state: dict[str, Any], folder: Path | None) -> None:
-        """Goes on where state() was. Only the first learner's generators are saved; those of other learners begin
-        anew. Raises UserError if the data have changed."""
+        """Goes on where state() was. One that another learner saved, where there is none of this learner's own, has the
+        place in the data and priorities for the same rows; random streams then begin anew with the run's generation.
+        Raises UserError if the data have changed."""
         if len(state["shelves"]) != len(self.shelves):
             raise UserError("the checkpoint was made with another number of data sets; data.path must be the same")
+        own = state.get("rank", 0) == self.rank  # older checkpoints have the first learner's alone
         for shelf, saved in zip(self.shelves, state["shelves"], strict=True):
-            shelf.restore(saved)
-        if self.rank == 0:
+            shelf.restore(saved, own)
+        if own:
             self.rng.set_state(state["rng"])
-        else:
-            self.rng = self.seeds.generator("data-mix", self.rank, sum(shelf.fed for shelf in self.shelves))
 
     def close(self) -> None:
         for shelf in self.shelves:

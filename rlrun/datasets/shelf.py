@@ -63,14 +63,16 @@ class Shelf:
         capacity: int,
         seeds: Seeds,
         number: int,
-        rank: int,
+        rng: torch.Generator,
+        tells: bool,
         device: torch.device,
     ):
-        """capacity: rows in memory. Raises UserError if the set does not fit the run or cannot be read."""
+        """capacity: rows in memory. rng: draws the rows. tells: whether this learner tells the user what it reads.
+        Raises UserError if the set does not fit the run or cannot be read."""
         check_fits(source.facts, wanted, source.name)
         self.source, self.wanted, self.cfg = source, wanted, cfg
         self.reader = RowReader(source, wanted, cfg, seeds, number)
-        self.seeds, self.number, self.rank = seeds, number, rank
+        self.tells = tells
         known = capacity if source.most_rows is None else source.most_rows
         unit = wanted.layout(1).fragment_rows
         if known <= capacity:
@@ -78,7 +80,7 @@ class Shelf:
         self.ring = Replay(
             dataclasses.replace(replay, capacity=capacity),
             wanted.layout(capacity),
-            seeds.generator("data", rank, number),
+            rng,
             device,
             number=number,
         )
@@ -109,7 +111,7 @@ class Shelf:
         self._fill()
         self.seen = _nothing
         if moments is not None and not self.whole and any(one is not None for one in found):
-            if self.rank == 0:
+            if self.tells:
                 print(f"  the observation filter reads all rows of {self.source.name} first", flush=True)
             found.clear()
             for rows in self._all_rows():
@@ -275,9 +277,9 @@ class Shelf:
             "priorities": None if tree is None else torch.from_numpy(tree.leaves.copy()),
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Reads the rows again that were in memory, and goes on from there. Raises UserError if there are other rows
-        now.
+    def restore(self, state: Mapping[str, Any], own: bool) -> None:
+        """Reads the rows again that were in memory, and goes on from there. own: whether the state is this learner's,
+        so that its random stream goes on too. Raises UserError if there are other rows now.
 
         The ring of an older checkpoint may have had another length. A set that fits only into today's ring stays in it
         as a whole."""
@@ -292,10 +294,8 @@ class Shelf:
             raise changed
         if not self.whole and not self._read_again(state):
             raise changed
-        if self.rank == 0:
+        if own:
             self.ring.draws.rng.set_state(state["rng"])
-        else:
-            self.ring.draws.rng = self.seeds.generator("data", self.rank, self.number, self.fed)
         self.ring.draws.largest = state["largest"]
         if self.ring.draws.tree is not None and state["priorities"] is not None:
             self._take_priorities(state, self.ring.draws.tree)

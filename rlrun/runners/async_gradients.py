@@ -108,14 +108,14 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
         return
     algorithm = make.algorithm()
     clock = job.begin(algorithm)
-    shared = SharedLearner(algorithm, clock)
+    shared = SharedLearner(algorithm, clock, make.learners)
     crew = _Crew(make, shared, job, cfg.queue_timeout_sec)
     means = Means()
 
     def absorb(reports: list[GradientReport]) -> None:
         """Counts rows, and gradients that have been applied."""
         nonlocal clock
-        headers = [header for report in reports for header in report.headers]
+        headers = _aged(reports, clock)
         algorithm.absorb_returns([header.returns for header in headers])
         algorithm.absorb_rows([moments for report in reports for moments in report.moments])
         before, made = clock.updates, [report.metrics for report in reports if report.metrics is not None]
@@ -165,8 +165,19 @@ class GradientReport(NamedTuple):
     """What a process has done since its last report."""
 
     headers: list[Header]  # of new rows
+    lags: list[int]  # for each header, gradients that others applied from the copy of the weights until it was used
     metrics: dict[str, float] | None  # of the gradient that it applied, if it did
     moments: list[list[Moments] | None]  # of the new rows, for the policy's filter
+
+
+def _aged(reports: Sequence[GradientReport], clock: Clock) -> list[Header]:
+    """Returns the headers of new rows with weights that are as many updates old as gradients of others came in between.
+    The clock of a process also lacks gradients that are applied and not counted yet, its own among them."""
+    return [
+        header._replace(updates=clock.updates - lag)
+        for report in reports
+        for header, lag in zip(report.headers, report.lags, strict=True)
+    ]
 
 
 class _Crew(Unsaved):
@@ -326,18 +337,18 @@ class _Part:
 
 def worker_process(
     pipe: Connection,
-    make: Callable[[int], Factories],
+    make: Callable[[int, int], Factories],
     number: int,
     shared: SharedLearner,
     generation: int,
     pulses: Pulses,
 ) -> None:
     """Samples, computes and applies gradients, and sends a GradientReport after each, until the pipe closes."""
-    factories = make(number)
+    factories = make(number, generation)
     algorithm = factories.algorithm()
     part = _Part(factories, algorithm, number, generation) if factories.learns_from_replay else None
     sampler = factories.sampler(generation)
-    shared.attach(algorithm)
+    shared.attach(algorithm, number)
     pulse = pulses.of(number)
     watch(pulse)
     pulse.beat(WAITING)
@@ -383,6 +394,7 @@ def _learn(
     batch = None
     while True:
         obey()
+        before = shared.others
         shared.refresh(algorithm)
         clock = shared.clock
         sampler.publish(algorithm.policy, clock)
@@ -390,9 +402,11 @@ def _learn(
         batch = gather([fragment.batch for fragment in fragments], batch, algorithm.ctx.device)
         with _learning(), make.threads:
             update = algorithm.update(batch, clock)
+        shared.applied()
+        lags = [shared.others - before] * len(fragments)
         moments = plain(algorithm.policy.moments(batch))
         _handed()
-        pipe.send(GradientReport([fragment.header for fragment in fragments], _floats(update), [moments]))
+        pipe.send(GradientReport([fragment.header for fragment in fragments], lags, _floats(update), [moments]))
         sampler.free(fragments)
 
 
@@ -407,14 +421,15 @@ def _learn_from_replay(
 ) -> None:
     """Learns from rows of this process's replay."""
     stored, limiter, write = part.replay, part.limiter, Writes(part.replay.write, algorithm.ctx.device)
-    told = GradientReport([], None, [])  # new rows that are not reported yet
+    told = GradientReport([], [], None, [])  # new rows that are not reported yet
 
     def due() -> bool:
         return limiter.due and stored.starts > 0
 
     while True:
         if obey(told):
-            told = GradientReport([], None, [])
+            told = GradientReport([], [], None, [])
+        before = shared.others
         shared.refresh(algorithm)
         clock = shared.clock
         if due():
@@ -424,21 +439,23 @@ def _learn_from_replay(
                     update = algorithm.update(batch, clock)
                 if update.writes:
                     write(batch.key, **update.writes)
+            shared.applied()
             limiter.sampled()
             pipe.send(told._replace(metrics=_floats(update)))
-            told = GradientReport([], None, [])
+            told = GradientReport([], [], None, [])
             continue
         sampler.publish(algorithm.policy, clock)
         (fragment,) = sampler.take(1)
         stored.add(fragment)
         limiter.inserted(fragment.header.env_steps, stored.starts > 0)
         told.headers.append(fragment.header)
+        told.lags.append(shared.others - before)
         told.moments.append(plain(algorithm.policy.moments(fragment.batch)))
         sampler.free([fragment])
         _handed()
         if not due():
             pipe.send(told)
-            told = GradientReport([], None, [])
+            told = GradientReport([], [], None, [])
 
 
 @contextmanager

@@ -52,11 +52,11 @@ class Factories(NamedTuple):
     noise: Callable[[], NoiseTable] = _none  # for runner=evolution
     population: Callable[[NoiseTable], PopulationBase] = _none
     threads: TunedThreads = TunedThreads((1,))  # entered for every update
-    data: Callable[[], DataRows] = _none  # for runner=offline, and for runner=replay with data
+    data: Callable[[int], DataRows] = _none  # for runner=offline, and for runner=replay with data
     data_columns: int = 0  # columns of this learner's part of a train batch that are drawn from data
     learners: int = 1  # number of processes, for runners whose learners do not work in lockstep
     learns_from_replay: bool = False
     limits: Limits = DEFAULT  # how long environments may take, for runners whose processes step them
     envs: int = 1  # environments whose rows are in one fragment
     rounds: int = 1  # rounds in a train batch, for runner=meta
-    elsewhere: Callable[[int], Any] = lambda number: None  # makes the Factories of process i there; picklable
+    elsewhere: Callable[[int, int], Any] = _none  # (i, generation) makes the Factories of process i there; picklable

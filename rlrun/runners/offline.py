@@ -79,7 +79,7 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
     needs = algorithm.needs(algorithm.cfg)
     assert needs.replay is not None
     learnt = needs.columns * needs.replay.rows_learnt  # rows of an update of all learners
-    data = make.data()
+    data = make.data(job.generation)
     try:
         # The observation filter of a resumed run stands in its checkpoint.
         moments = data.read(algorithm.policy.moments if begun.updates == 0 else None, job.stopping)

@@ -68,7 +68,7 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
     assert needs.replay is not None
     replay = make.replay(job.generation)
     limiter = Limiter(needs.replay.learning_starts, needs.replay.ratio, needs.columns * needs.replay.rows_learnt)
-    data = make.data() if make.data_columns else None
+    data = make.data(job.generation) if make.data_columns else None
     drawn_from = replay if data is None else WithData(replay, data, make.data_columns)
     sampler = make.sampler(job.generation)
     try:

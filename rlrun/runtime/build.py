@@ -84,6 +84,7 @@ class LearnerParts:
         self.callbacks: Sequence[Callback] | None = None
         self.restarts = plan.restarts()  # the job's, once it learns
         self.goes_on = False  # whether the job's checkpoint has the weights that init= and algo.fixed gave
+        self.generation = 0  # that of a learner that does not wait for others: of the run, and of its replacements
         self.beside = HelperThread()
 
     @property
@@ -160,9 +161,7 @@ class LearnerParts:
 
     def algorithm(self) -> Algorithm:
         policy = self.policy_factory(acting=False)().to(self.device)
-        # Learners in lockstep have the same generator, and its states never differ; others have one of their own.
-        apart = () if self.plan.lockstep or self.ranks.rank == 0 else (self.ranks.rank,)
-        rng = self.seeds.generator("learner", *apart, device=str(self.device))
+        rng = self.seeds.generator("learner", *self._stream, device=str(self.device))
         # Shapes stay the same for a whole run, so a search for cuDNN's fastest algorithms would pay. But a search makes
         # the recording of another thread fail (machine/graphs.py).
         torch.backends.cudnn.benchmark = not self.records
@@ -178,7 +177,7 @@ class LearnerParts:
                     rng,
                     self.beside,
                     self.learning_recorder(policy),
-                    self.ranks,
+                    self.ranks if self.plan.lockstep else ALONE,  # each of the others makes its updates alone
                     model,
                     sparse=self.plan.whole_after is not None,
                     minibatch_done=self.threads.minibatch_done,
@@ -201,6 +200,16 @@ class LearnerParts:
         if self.config.run.init is not None:
             begin_with(made, Path(self.config.run.init), self.config.algo.name)
         return made
+
+    @property
+    def _stream(self) -> tuple[int, ...]:
+        """The numbers of this learner's random stream. Learners in lockstep have the same generator, whose states never
+        differ, and a checkpoint holds it. Each of the others has one of its own, which no checkpoint holds, so that it
+        is another one in every generation."""
+        if self.plan.lockstep:
+            return ()
+        rank, generation = self.ranks.rank, self.generation
+        return (rank, generation) if generation else (rank,) if rank else ()
 
     def _compile(self, policy: Policy) -> None:
         """Lets the policy's encoders be compiled at their first call, if resources.compile is set."""
@@ -298,10 +307,10 @@ class LearnerParts:
             made.pin()
         return made
 
-    def data(self) -> DataRows:
+    def data(self, generation: int) -> DataRows:
         """Makes the memory of recorded data that is drawn from."""
         assert self.plan.data is not None
-        return self.plan.data.make(self.seeds, self.ranks, self.device)
+        return self.plan.data.make(self.seeds, self.ranks, self.device, generation)
 
     # -- evolution -----------------------------------------------------------------------------------------------------
 
@@ -381,9 +390,12 @@ def build(
     return LearnerParts(plan, ranks, cut, recorder)
 
 
-def factories_elsewhere(plan: Plan, number: int) -> Factories:
-    """Makes the factories of one of several learners that do not wait for each other, in its process."""
-    return build(plan, Ranks(rank=number)).factories()
+def factories_elsewhere(plan: Plan, number: int, generation: int) -> Factories:
+    """Makes the factories of one of several learners that do not wait for each other, in its process. generation: one
+    that no process of this number had before."""
+    parts = build(plan, Ranks(rank=number))
+    parts.generation = generation
+    return parts.factories()
 
 
 def train(

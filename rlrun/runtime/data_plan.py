@@ -91,9 +91,9 @@ class DataPlan:
                 " these are drawn"
             )
 
-    def make(self, seeds: Seeds, ranks: Ranks, device: torch.device) -> DataRows:
+    def make(self, seeds: Seeds, ranks: Ranks, device: torch.device, generation: int = 0) -> DataRows:
         """Makes one learner's memory of data."""
-        return DataRows(self.sources(), self.wanted, self.cfg, self.replay, seeds, ranks.rank, device)
+        return DataRows(self.sources(), self.wanted, self.cfg, self.replay, seeds, ranks.rank, device, generation)
 
     def __str__(self) -> str:
         exact = all(isinstance(source, ParquetSource) for source, _ in self.sources())

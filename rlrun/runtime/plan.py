@@ -381,7 +381,7 @@ def check_fitting(config: Typed, spec: EnvSpec, needs: Needs) -> None:
     if not runner.lockstep and not needs.only_weights:
         raise UserError(
             f"runner={runner.name} shares weights alone, and an update of {name} changes more; it is for a3c, a2c,"
-            " pg, dqn, c51, rainbow, qr_dqn, iqn and ddpg"
+            " pg, dqn, c51, rainbow, qr_dqn, iqn, ddpg and slateq"
         )
     if (needs.population is not None) != (runner.name == "evolution"):
         fitting = "runner=evolution" if needs.population is not None else "another runner than evolution"

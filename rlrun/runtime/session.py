@@ -20,9 +20,9 @@ import torch
 from rlrun.config.run import Typed
 from rlrun.core.algorithm import Algorithm
 from rlrun.core.callbacks import Callback, make_callbacks
-from rlrun.core.duties import LogConfig
 from rlrun.core.errors import EnvError, ProcessLost, RunFailed, UserError, explained, refused
 from rlrun.core.evaluation import Evaluated
+from rlrun.core.logs import LogConfig
 from rlrun.core.metrics import finite
 from rlrun.core.open_loop import FOLDER, Excerpt
 from rlrun.core.passwords import masked, whole

@@ -12,8 +12,10 @@ from torch import nn
 from rlrun.core.algorithm import Algorithm, LearnerContext, Update
 from rlrun.core.batch import Batch
 from rlrun.core.checkpoint import Checkpoints
-from rlrun.core.duties import CheckpointConfig, EvalConfig, LogConfig, StopConfig
+from rlrun.core.duties import CheckpointConfig, StopConfig
 from rlrun.core.estimates import NO_ESTIMATES
+from rlrun.core.evaluations import EvalConfig
+from rlrun.core.logs import LogConfig
 from rlrun.core.policy import Policy
 from rlrun.core.run import Run
 from rlrun.core.schedule import Schedule

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from rlrun.core.duties import LogConfig, Logs, Progress
+from rlrun.core.duties import Progress
+from rlrun.core.logs import LogConfig, Logs
 from rlrun.core.metrics import EpisodeStatistics
 from rlrun.core.schedule import Clock
 from rlrun.core.timing import Timers
@@ -72,7 +73,7 @@ def test_rows_follow_the_number_of_env_steps_that_is_asked_for():
 def test_the_rate_is_that_of_the_last_seconds(monkeypatch):
     """Rows that follow each other fast share a rate over RATE_SEC; others have the rate since the row before."""
     now = 0.0
-    monkeypatch.setattr("rlrun.core.duties.time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr("rlrun.core.logs.time", SimpleNamespace(monotonic=lambda: now))
     progress = Progress()
     logs = Logs(LogConfig(every_sec=5.0, every_steps=1), 10**6, SimpleNamespace(log=None), progress, Timers())
     logs.begin(progress.clock)

@@ -1,12 +1,15 @@
 """The watchdog of a process that steps environments itself."""
 
+import ctypes
 import signal
 import subprocess
 import sys
 import threading
 import time
 
-from rlrun.core import pulse, watchdog
+import pytest
+
+from rlrun.core import awake, pulse, watchdog
 
 CHILD = """
 import time
@@ -42,6 +45,23 @@ def test_a_process_that_was_stopped_does_not_hang():
         assert child.communicate(timeout=30)[0].splitlines() == ["goes on True", "hangs"]
     finally:
         child.kill()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system does not say how often a thread wakes up")
+def test_a_step_that_keeps_pythons_lock_counts_for_as_long_as_it_took(monkeypatch):
+    """Its process was not stopped, although no other thread of it could look at the clock."""
+    monkeypatch.setattr(awake, "LOOK_SEC", 0.05)
+    monkeypatch.setattr(awake, "STOPPED_SEC", 0.5)
+    monkeypatch.setattr(awake, "_stops", None)  # a thread that looks so often begins
+    one = pulse.Pulses(1).of(0)
+    pulse.watch(one)
+    try:
+        one.beat(pulse.STEP)
+        ctypes.PyDLL(None).usleep(1_500_000)  # a PyDLL keeps the lock
+        one.stepped()
+        assert 1.5e9 <= one.row[pulse.LONGEST_STEP] < 10e9
+    finally:
+        pulse.watch(None)
 
 
 def test_what_hangs_in_another_thread_is_interrupted_between_two_lines_of_python(monkeypatch):

@@ -50,6 +50,17 @@ def deaf(pipe):
     time.sleep(60)
 
 
+def last_words(pipe, how):
+    """Says two words, and ends before anybody has read them."""
+    pipe.send(READY)
+    pipe.recv()
+    for word in ("one", "two"):
+        pipe.send(word)
+    if how == "raise":
+        raise RuntimeError("told to fail")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def set_variable(name):
     os.environ[name] = "known"
 
@@ -66,6 +77,20 @@ def test_a_process_that_does_not_start_is_named():
     with pytest.raises(RunFailed, match=r"^sampler-0 did not start within 0\.3 s \(nor did 1 other\).*start_timeout_sec"):
         Workers().start_all(never_ready, {"sampler-0": (), "sampler-1": ()})
     assert time.monotonic() - began < 30
+
+
+@pytest.mark.parametrize(("how", "why"), [("raise", "RuntimeError: told to fail"), ("kill", "was killed by SIGKILL")])
+def test_what_a_process_said_before_it_died_is_heard(how, why):
+    workers = Workers()
+    try:
+        (worker,) = workers.start_all(last_words, {"sampler-0": (how,)})
+        workers.send(worker, "speak")
+        worker.process.join(60)
+        messages, lost = workers.receive_from_survivors(30.0)
+        assert [message for _, message in messages] == ["one", "two"]
+        assert [one for one, _ in lost] == [worker] and why in lost[0][1]
+    finally:
+        workers.stop()
 
 
 def test_processes_that_are_ended_in_haste_do_not_live_on():

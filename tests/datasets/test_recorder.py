@@ -312,6 +312,22 @@ def test_experience_and_data_are_mixed(recorded, tmp_path):
 SHARED = ["algo=dqn", "env=rlrun/Identity-v0", "data.path=SET", "resources.num_learners=2", "resources.device=cpu"]
 
 
+@pytest.mark.parametrize("words", (["runner=offline"], ["data.share=0.5", "replay.checkpoint=false", "algo.learning_starts=20"]))
+def test_every_learner_saves_its_own_draws_from_data(words, recorded, tmp_path):
+    """A replay whose rows are left out does not save them with them."""
+    run = tmp_path / "run"
+    words = [*SHARED, *words, "replay=prioritized", "logger=[]", "algo.batch_size=16", "model.hidden=[8]", "env_steps=400"]
+    assert train(*(word.replace("SET", str(recorded)) for word in words), f"run_dir={run}") == 0
+    (path,) = (run / "checkpoints").glob("0*")
+    kept = [torch.load(path / f"{part}.pt", weights_only=True)["data"] for part in ("replay", "replay-1")]
+    assert [state["rank"] for state in kept] == [0, 1] and not list(path.glob("*.bin"))
+    one, two = (state["shelves"][0] for state in kept)
+    assert one["fed"] == two["fed"] and not torch.equal(one["priorities"], two["priorities"])
+    assert _dispatch(["resume", str(run), "env_steps=432"]) == 0
+    after = torch.load(max((run / "checkpoints").glob("0*")) / "replay-1.pt", weights_only=True)["data"]["shelves"][0]["priorities"]
+    assert (after == two["priorities"]).sum() > (after == one["priorities"]).sum(), "it goes on with its own"
+
+
 @pytest.mark.parametrize(
     "words, said",
     (

@@ -42,7 +42,7 @@ def needs(spec=VECTOR, rows=1, record=None, core=None, core_every=0, **options) 
     return DataNeeds(spec, record or {}, core or {}, core_every, rows, asked(rows_from=rows, **options))
 
 
-def made(sources, wanted, seed=0, memory=None, rank=0, **options) -> DataRows:
+def made(sources, wanted, seed=0, memory=None, rank=0, generation=0, **options) -> DataRows:
     cfg = typed(DataConfig, PLAIN | options, "data")
     pairs = sources if isinstance(sources, list) else [(sources, 1.0)]
     rows = DataRows(
@@ -53,6 +53,7 @@ def made(sources, wanted, seed=0, memory=None, rank=0, **options) -> DataRows:
         Seeds(seed),
         rank,
         torch.device("cpu"),
+        generation,
     )
     rows.read()
     return rows
@@ -459,6 +460,28 @@ def test_learners_read_the_same_and_draw_different_rows(written):
     again = made(source, needs(), buffer=2500)
     again.load(state, None)
     assert not torch.equal(again.sample(50, Clock()).key, two.sample(50, Clock()).key)
+
+
+@pytest.mark.parametrize("sets", (1, 2))
+def test_a_learner_goes_on_with_its_own_draws_or_with_new_ones_in_every_generation(sets, written):
+    """Where a checkpoint has nothing of this learner, it takes the first learner's place in the data."""
+    given_ = [episode(n, 20) for n in range(400)]
+    source = [(open_source(str(written(given_, group_rows=300, folder=str(i)))), 1.0) for i in range(sets)]
+    memory = {"name": "prioritized", "alpha": 0.6, "beta": 0.4, "priority_epsilon": 1e-6}
+    one, two = (made(source, needs(), buffer=2500, memory=memory, rank=rank) for rank in (0, 1))
+    for rows in (one, two):
+        for number in range(40):
+            batch = rows.sample(100, Clock())
+            rows.write(batch.key, priority=batch.reward[0].abs() + number * (1 + rows.rank))
+    first, own = one.state(), two.state()
+    expected = two.sample(50, Clock()).key
+    drawn = []
+    for generation, state in ((1, own), (1, first), (2, first)):
+        again = made(source, needs(), buffer=2500, memory=memory, rank=1, generation=generation)
+        again.load(state, None)
+        drawn.append(again.sample(50, Clock()).key)
+    assert torch.equal(drawn[0], expected)
+    assert not torch.equal(drawn[1], expected) and not torch.equal(drawn[1], drawn[2])
 
 
 def test_moments_are_computed_while_rows_are_read(written):

@@ -10,7 +10,7 @@ import pytest
 from conftest import compose
 
 from rlrun.config.run import type_config
-from rlrun.core.duties import LOOK_STEPS, SecondLook
+from rlrun.core.logs import LOOK_STEPS, SecondLook
 from rlrun.machine.machine import Machine
 from rlrun.machine.resources import Resources
 from rlrun.runtime import session
@@ -84,8 +84,8 @@ gymnasium.register("Sleepy-v0", entry_point=Sleepy)
     ("CartPole-v1", 60000, False),
 ])  # fmt: skip
 def test_a_run_looks_again_at_the_speed_of_its_environments(tmp_path, capsys, monkeypatch, env, env_steps, wrong):
-    monkeypatch.setattr("rlrun.core.duties.LOOK_SEC", 0.1)
-    monkeypatch.setattr("rlrun.core.duties.others_are_busy", lambda: False)
+    monkeypatch.setattr("rlrun.core.logs.LOOK_SEC", 0.1)
+    monkeypatch.setattr("rlrun.core.logs.others_are_busy", lambda: False)
     words = ["algo=a2c", f"env={env}", "logger=[]", "algo.fragment_length=20", "algo.batch_size=640"]
     values = compose(*words, "resources.device=cpu", f"env_steps={env_steps}", f"run_dir={tmp_path / 'run'}")
     made = plan(type_config(values), machine(2, 5e-6))
@@ -98,8 +98,8 @@ def test_a_run_looks_again_at_the_speed_of_its_environments(tmp_path, capsys, mo
 
 def test_a_look_needs_many_env_steps(monkeypatch):
     """On a busy machine, a few pauses of the process make a hundred steps look slow."""
-    monkeypatch.setattr("rlrun.core.duties.LOOK_SEC", 0.1)
-    monkeypatch.setattr("rlrun.core.duties.others_are_busy", lambda: False)
+    monkeypatch.setattr("rlrun.core.logs.LOOK_SEC", 0.1)
+    monkeypatch.setattr("rlrun.core.logs.others_are_busy", lambda: False)
     asked = []
 
     def judge(env_step_sec, share):
@@ -117,7 +117,7 @@ def test_a_look_needs_many_env_steps(monkeypatch):
     slow.last -= 1.0
     slow.note(0.2, 4)
     assert asked[1:] == [0.05], "steps that take long need no such number"
-    monkeypatch.setattr("rlrun.core.duties.others_are_busy", lambda: True)
+    monkeypatch.setattr("rlrun.core.logs.others_are_busy", lambda: True)
     slow.last -= 1.0
     slow.note(0.2, 4)
     assert len(asked) == 2, "a busy machine says nothing about the environment"

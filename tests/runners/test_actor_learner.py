@@ -18,8 +18,8 @@ from wired import Wired
 
 from rlrun.core.batch import Batch, Field
 from rlrun.core.checkpoint import Checkpoints
-from rlrun.core.duties import LogConfig
 from rlrun.core.errors import RunFailed
+from rlrun.core.logs import LogConfig
 from rlrun.core.run import Run
 from rlrun.core.signals import Signals
 from rlrun.core.timing import Timers

@@ -14,12 +14,25 @@ from wired import Wired
 from rlrun.cli import _dispatch
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.errors import ProcessLost, RunFailed, UserError
+from rlrun.core.learners import exchange
 from rlrun.core.optimizer import Optimizer
+from rlrun.core.ranks import ALONE
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.dataflow.shared import SharedLearner
 from rlrun.machine.machine import cores
+from rlrun.runners.async_gradients import _aged, _learn, _learn_from_replay, _Part, worker_process
+from rlrun.runtime.build import factories_elsewhere
+from rlrun.samplers.processes import RESTART_BITS
 
 ASYNC = ["algo=a3c", "resources.num_learners=2", "logger=[]", "model.hidden=[64]"]
+REPLAYED = [
+    "runner=async_gradients",
+    "resources.num_learners=2",
+    "logger=[]",
+    "model.hidden=[64]",
+    "replay.capacity=4000",
+    "log_every_sec=0.05",
+]
 
 
 def optimizer(parameter, kind="rmsprop"):
@@ -91,6 +104,39 @@ def test_two_processes_learn_and_count_every_row(typed, tmp_path):
     )
 
 
+@pytest.mark.parametrize("words", [ASYNC, ["algo=dqn", *REPLAYED, "algo.learning_starts=1000"]], ids=["a3c", "dqn"])
+def test_the_policy_lag_counts_the_gradients_that_others_applied_meanwhile(typed, words):
+    """Neither its own ones, nor those that the first process has only now counted."""
+    made = factories_elsewhere(Wired(typed(*words, "env=CartPole-v1")).plan, 1, 0)
+    algorithm, sampler, sent = made.algorithm(), made.sampler(0), []
+    shared = SharedLearner(Wired(typed(*words, "env=CartPole-v1")).algorithm(), Clock(0, 100), 3)
+    shared.attach(algorithm, 1)
+    shared.gradients += 50
+    take = sampler.take
+
+    def others_go_on(count):
+        shared.gradients += torch.tensor([2, 0, 1])
+        shared.clock = Clock(0, shared.clock.updates + 7)
+        return take(count)
+
+    def send(report):
+        sent.append(report)
+        if len(sent) == 3:
+            raise InterruptedError
+
+    sampler.take, pipe = others_go_on, types.SimpleNamespace(send=send)
+    with pytest.raises(InterruptedError):
+        if made.learns_from_replay:
+            part = _Part(made, algorithm, 1, 0)
+            _learn_from_replay(pipe, made, algorithm, sampler, part, shared, lambda told: False)
+        else:
+            _learn(pipe, made, algorithm, sampler, shared, lambda: False)
+    sampler.close()
+    headers = _aged(sent, shared.clock)
+    assert {report.lag for report in exchange(headers, shared.clock, ALONE)} == {3} and len(headers) >= 3
+    assert shared.gradients.tolist() == [56, 50 if made.learns_from_replay else 53, 53]
+
+
 def test_what_is_saved_is_what_was_counted_and_evaluated(typed, tmp_path):
     """All processes are held while the run evaluates, saves and ends, so that no update is missing from the clock."""
     seen = []
@@ -140,16 +186,6 @@ def test_other_algorithms_can_share_weights_too_and_filters_of_all_processes_are
     assert int(made.policy.filter.filters[0].count) == job.clock.env_steps
 
 
-REPLAYED = [
-    "runner=async_gradients",
-    "resources.num_learners=2",
-    "logger=[]",
-    "model.hidden=[64]",
-    "replay.capacity=4000",
-    "log_every_sec=0.05",
-]
-
-
 def test_processes_have_replays_of_their_own_and_resume_with_all_rows(tmp_path, capfd):
     path = tmp_path / "run"
     words = ["algo=dqn", "env=CartPole-v1", *REPLAYED, "algo.learning_starts=100", "algo.batch_size=16", "algo.replay_ratio=4",
@@ -180,7 +216,7 @@ def test_one_learner_and_several_do_not_go_on_as_each_other(before, after, tmp_p
     assert _dispatch(["resume", str(run), "env_steps=400"]) == 0, "and config.yaml is as it was"
 
 
-@pytest.mark.parametrize("algo", ["c51", "ddpg"])
+@pytest.mark.parametrize("algo", ["c51", "ddpg", "iqn"])  # iqn draws from ctx in its update
 def test_variants_share_weights_and_targets_too(typed, tmp_path, algo):
     words = (
         ["env=Pendulum-v1", "algo.actor.hidden=[8]"] if algo == "ddpg" else ["env=CartPole-v1", "algo.target_tau=0.1"]
@@ -196,6 +232,23 @@ def test_variants_share_weights_and_targets_too(typed, tmp_path, algo):
     one = Wired(typed(f"algo={algo}", *REPLAYED, *words)).algorithm()
     first = [old for f in one.followers() for old in f.olds]
     assert any(not torch.equal(a, b) for a, b in zip(first, [old for olds, _ in pairs for old in olds], strict=True))
+
+
+def test_a_process_draws_other_numbers_after_a_resume_and_in_place_of_one_that_died(typed):
+    """No checkpoint holds what the processes draw from."""
+    made = Wired(typed("algo=iqn", *REPLAYED, "env=CartPole-v1")).plan
+    generations = (0, 1, 1 + (1 << RESTART_BITS))
+    learners = [factories_elsewhere(made, number, one).algorithm() for number in (0, 1) for one in generations]
+    assert len({float(torch.rand((), generator=learner.ctx.rng)) for learner in learners}) == 6
+    told = []
+
+    def make(*facts):
+        told.append(facts)
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        worker_process(None, make, 1, None, 7, None)
+    assert told == [(1, 7)]
 
 
 def test_targets_move_by_the_updates_of_all_processes(typed):
@@ -257,7 +310,7 @@ def test_an_error_of_the_learner_itself_ends_the_run(words, said, tmp_path, capf
 
 
 @pytest.mark.parametrize("words, said", [
-    (["algo=ppo", "runner=async_gradients"], "it is for a3c, a2c, pg, dqn"),
+    (["algo=ppo", "runner=async_gradients"], "it is for a3c, a2c, pg, dqn, c51, rainbow, qr_dqn, iqn, ddpg and slateq"),
     (["algo=a3c", "resources.inference=local"], "in their own process"),
     (["algo=a3c", "resources.device=cuda"], "CUDA devices are visible|learn on the CPU"),
     (["algo=a3c", "resources.num_samplers=2"], "resources.num_learners"),

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from multiprocessing.connection import wait
 
 import gymnasium
 import numpy as np
@@ -146,6 +147,27 @@ def test_a_sampler_that_dies_or_hangs_is_replaced(typed, kind, fault, tmp_path):
     second = again[max(number for number, row in enumerate(again) if row[0] == 0)]
     assert second[2], "new episodes"
     assert second[1][2] != again[0][1][2], "other seeds"
+
+
+def test_a_fragment_that_a_sampler_handed_over_before_it_died_is_taken(typed, tmp_path):
+    """Samplers run ahead while the learner makes an update, and nobody reads their pipes."""
+    words = ["++env.kwargs.fail_at=8", f"++env.kwargs.once={tmp_path / 'failed'}", "++env.kwargs.fault=kill"]
+    wiring = counting(typed, "local", *words)
+    wiring.restarts = Restarts(3, 600.0, lambda text: None)
+    sampler, begun = wiring.sampler(0), []
+    try:
+        sampler.publish(wiring.algorithm().policy, Clock())
+        sampler.begin()
+        (sentinel,) = wait([one.process.sentinel for one in sampler.supervised.members], 60)
+        dead = next(i for i, one in enumerate(sampler.supervised.members) if one.process.sentinel == sentinel)
+        while len(begun) < 3:
+            (one,) = sampler.take(1)
+            begun += [one.header.first_row] if one.header.worker == dead else []
+            sampler.free([one])
+    finally:
+        sampler.close()
+    assert begun == [0, 0, 5], "the one before it died, and two of its successor's"
+    assert wiring.restarts.processes == 1 and 0 < wiring.restarts.lost_env_steps <= 2 * 3, "of the second fragment alone"
 
 
 class Script:
