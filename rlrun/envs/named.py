@@ -35,8 +35,8 @@ def global_generators(seed: int) -> Iterator[None]:
 class NamedEnv(gymnasium.Wrapper):
     """Adds the environment's name, number, seed and last action to its errors, and makes it anew where it may.
 
-    Of the infos it hands on the numbers alone, as floats: Gymnasium gathers the infos of several environments in arrays
-    of the first one's type, into which the others' text, None or fractions do not fit."""
+    It hands on only the numbers of an info, as floats. Gymnasium gathers the infos of several environments in arrays of
+    the first one's type, into which the others' text, None or fractions do not fit."""
 
     def __init__(
         self, make: Callable[[], gymnasium.Env], name: str, number: int, slot: int, remade: Remade, new: Callable
