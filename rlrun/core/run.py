@@ -392,9 +392,13 @@ class Run:
         """Returns the path of the new checkpoint, or None if it could not be written. kept: whether it holds what a
         runner keeps, such as a replay."""
         run = self._facts(metric, metric if best else self.saves.best)
-        together = self._has_rows or (self.ranks.world > 1 and bool(self.kept))  # all learners save
-        rows = self._save_rows if kept and together and not self.saves.early else None
+        rows = self._save_rows if kept and not self.saves.early and self._others_save else None
         return self.checkpoints.save(self.clock.env_steps, self._tensors(kept), run, best, rows)
+
+    @property
+    def _others_save(self) -> bool:
+        """Whether a checkpoint has parts that only the others can write: rows, or what other learners keep."""
+        return (self.ranks.world > 1 and bool(self.kept)) or self._has_rows
 
     @property
     def _has_rows(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -381,9 +382,16 @@ def mask_size(action: Space) -> int | None:
 
 def first_values(action: Space) -> np.ndarray:
     """Where the switches of each choice begin in an action mask of this space [choices]."""
-    return np.cumsum((0, *choice_sizes(action)))[:-1]
+    return _first_values(choice_sizes(action))
+
+
+@functools.cache  # every step with masks asks
+def _first_values(sizes: tuple[int, ...]) -> np.ndarray:
+    return np.cumsum((0, *sizes))[:-1]
 
 
 def any_legal(action: Space, mask: np.ndarray) -> np.ndarray:
     """Whether masks [..., mask_size(action)] leave a legal action [...], which needs a legal value of every choice."""
+    if isinstance(action, Discrete):
+        return np.any(mask, axis=-1)
     return np.all(np.logical_or.reduceat(mask != 0, first_values(action), axis=-1), axis=-1)

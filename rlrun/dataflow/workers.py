@@ -351,7 +351,7 @@ class Workers:
                     failed = Diverged if message.diverged else RunFailed
                     return messages, failed(f"{worker.name} failed: {message.text.rstrip()}")
                 messages.append((worker, message))
-        except (EOFError, ConnectionResetError, BrokenPipeError):
+        except (EOFError, OSError):  # multiprocessing raises an OSError where the end comes inside a message
             return messages, ProcessLost(f"{worker.name} {how_it_ended(worker.process)}")
         return messages, None
 

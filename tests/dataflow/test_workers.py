@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from multiprocessing import forkserver
 
@@ -58,6 +59,9 @@ def last_words(pipe, how):
         pipe.send(word)
     if how == "raise":
         raise RuntimeError("told to fail")
+    if how == "inside":  # a third word, which is longer than what the pipe holds, so that sending it waits for a reader
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        pipe.send(bytes(4_000_000))
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -79,7 +83,10 @@ def test_a_process_that_does_not_start_is_named():
     assert time.monotonic() - began < 30
 
 
-@pytest.mark.parametrize(("how", "why"), [("raise", "RuntimeError: told to fail"), ("kill", "was killed by SIGKILL")])
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [("raise", "RuntimeError: told to fail"), ("kill", "was killed by SIGKILL"), ("inside", "was killed by SIGKILL")],
+)
 def test_what_a_process_said_before_it_died_is_heard(how, why):
     workers = Workers()
     try:

@@ -41,6 +41,7 @@ class Telling(gymnasium.Env):
     (((0, "dead", [1.0]), (0, 3, 4)), [[np.nan, 3], [np.nan, 4]]),
     (((0, 0, 1), (0, 0.5, 1.75)), [[0, 0.5], [1, 1.75]]),
     (((0, np.bool_(True), np.bool_(False)), (0, True, np.uint8(7))), [[1, 1], [0, 7]]),
+    (((0, 1 << 70, 1 << 1100), (0, -(1 << 1100), 2)), [[2.0**70, -np.inf], [np.inf, 2]]),
     (((0, np.zeros(2), {"a": 1}), (0, np.array(2.5), np.float32(0.5))), [[np.nan, 2.5], [np.nan, 0.5]]),
 ])  # fmt: skip
 def test_numbers_of_infos_are_logged_whatever_other_environments_tell(monkeypatch, infos, logged):

@@ -344,7 +344,7 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_which_statements_areguarded(name, tmp_path):
+def test_which_statements_are_guarded(name, tmp_path):
     text, line = SCRIPTS[name]
     (tmp_path / "script.py").write_text(text)
     assert guarded(str(tmp_path / "script.py"), line) == name.startswith("guarded")
