@@ -45,7 +45,7 @@ class HostPart:
         self.restart = 0
         self.calls: deque[Any] = deque()  # answers that are waited for, oldest first
         self.here = False  # whether it has answered here(), so that its machine had room for it
-        self.ready = False  # whether it has answered start()
+        self.ready = False  # whether it has answered that all its processes are ready
         self.sent = 0  # version of the weights that it was given last
         self.heard = time.monotonic()
         self.env_steps = 0  # since its host's last start
@@ -194,7 +194,9 @@ class Hosts:
             self.call(part, "start")
             return []
         if not part.ready:
-            part.ready = True
+            part.ready = facts["starting"] == 0
+            if not part.ready:
+                self.call(part, "ready")
             return []
         part.env_steps += sum(one.header.env_steps for one in fragments)
         return [HostAnswer(part, fragments, facts)]
@@ -205,19 +207,20 @@ class Hosts:
         """Returns the seconds of silence after which a host is lost."""
         if part.ready:
             return self.wanted.timeout_sec
-        if part.here:  # its processes may start one after another, as Workers.start_all() allows, once it has planned
-            return self.wanted.start_sec * (1 + part.workers)
+        if part.here:  # it plans, then answers every few seconds and says itself which of its processes is late
+            return max(self.wanted.start_sec, DOUBT_SEC)
         return self.cfg.join_sec + self.wanted.start_sec
 
     def _silent(self, part: HostPart) -> str:
         if part.ready:
             return f"{part.name} on {part.node} was silent for {self.wanted.timeout_sec:g} s"
-        late = f"{part.name} on {part.node} did not start within {self._patience(part):g} s"
         if part.here:
             return (
-                f"{late}: its {part.workers} processes may have environments that are slow to make or hang, or its"
-                " machine may be busy; resources.start_timeout_sec allows each more"
+                f"{part.name} on {part.node} was silent for {self._patience(part):g} s while it started: its"
+                " environment may be slow to make or hang, or its machine may be busy; resources.start_timeout_sec"
+                " allows more"
             )
+        late = f"{part.name} on {part.node} did not start within {self._patience(part):g} s"
         there = ", ".join(f"{one.name} ({one.cores} cores)" for one in self.engine.nodes())
         return f"{late}: it waits for free cores there, and the cluster has {there}; other runs may use them"
 

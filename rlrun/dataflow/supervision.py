@@ -31,11 +31,13 @@ class Supervised:
         restarts: Restarts,
         limits: Limits,
         rows: int,
+        wait: bool = True,
     ):
         """Starts target(pipe, *job(number, restart)) for every name and waits until all are ready.
 
         job: the arguments of worker `number` after this number of restarts. pulses: one for each worker. restarts: the
-        budget of the run. rows: env steps of one step that a pulse counts."""
+        budget of the run. rows: env steps of one step that a pulse counts. wait: False leaves the waiting to
+        workers.until_ready(), which comes before messages()."""
         self.target, self.names, self.job, self.pulses = target, names, job, pulses
         self.restarts, self.limits, self.rows = restarts, limits, rows
         self.workers = Workers()
@@ -47,7 +49,7 @@ class Supervised:
         for number in range(len(names)):
             self.pulses.begin(number)
         self.members: list[Worker] = self.workers.start_all(
-            target, {name: job(number, 0) for number, name in enumerate(names)}
+            target, {name: job(number, 0) for number, name in enumerate(names)}, wait=wait
         )
 
     def number(self, worker: Worker) -> int:

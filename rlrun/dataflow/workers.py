@@ -11,6 +11,7 @@ cannot be forked, because fork after torch has run hangs (pytorch#17199).
 from __future__ import annotations
 
 import ctypes
+import math
 import multiprocessing
 import os
 import selectors
@@ -242,6 +243,8 @@ class Workers:
         self.by_handle: dict[Any, Worker] = {}
         # It holds all handles permanently, because registering them at every wait would take longer than the wait.
         self.selector = selectors.DefaultSelector()
+        self.starting: set[str] = set()  # names of those that start_all() has started and that have not sent READY
+        self.late = 0.0  # when one of these is late
 
     def start(self, name: str, target: Callable, args: tuple, learner: bool = False) -> Worker:
         """Runs target(pipe, *args) in a fresh process. args are pickled."""
@@ -252,30 +255,45 @@ class Workers:
             self.selector.register(handle, selectors.EVENT_READ)
         return worker
 
-    def start_all(self, target: Callable, jobs: Mapping[str, tuple], learner: bool = False) -> list[Worker]:
+    def start_all(
+        self, target: Callable, jobs: Mapping[str, tuple], learner: bool = False, wait: bool = True
+    ) -> list[Worker]:
         """Starts target(pipe, *jobs[name]) for every name and waits until all have sent READY. If one fails, all are
-        stopped. Raises RunFailed for one that has died, or that did not start within start_sec() after the others."""
+        stopped. Raises RunFailed as until_ready() does. wait: False leaves the waiting to until_ready()."""
         try:
             started = [self.start(name, target, args, learner) for name, args in jobs.items()]
-            waiting = {worker.name for worker in started}
-            end = awake() + start_sec()
-            while waiting:
-                left = end - awake()
-                messages = self.receive_or_nothing(left) if left > 0 else []
+        except BaseException:
+            self.stop()
+            raise
+        self.starting, self.late = {worker.name for worker in started}, awake() + start_sec()
+        if wait:
+            self.until_ready(math.inf)
+        return started
+
+    def until_ready(self, seconds: float) -> int:
+        """Waits until all workers of start_all() have sent READY, but no longer than `seconds`. Returns how many have
+        not. If one fails, all are stopped. Raises RunFailed for one that has died, or that did not start within
+        start_sec() after the others."""
+        end = awake() + seconds
+        try:
+            while self.starting:
+                messages = self.receive_or_nothing(max(0.0, min(end, self.late) - awake()))
                 here = {worker.name for worker, message in messages if message == READY}
                 if here:  # many processes on few cores start one after another
-                    waiting, end = waiting - here, awake() + start_sec()
-                if not messages and waiting:
-                    late = sorted(waiting)
+                    self.starting, self.late = self.starting - here, awake() + start_sec()
+                elif awake() >= self.late:
+                    late = sorted(self.starting)
                     more = f" (nor did {len(late) - 1} other{'s' * (len(late) > 2)})" if len(late) > 1 else ""
                     raise RunFailed(
                         f"{late[0]} did not start within {start_sec():g} s{more}: its environment may be slow to make"
                         " or hang, or this machine may be busy; resources.start_timeout_sec allows more"
                     )
+                if awake() >= end:
+                    break
         except BaseException:
             self.stop()
             raise
-        return started
+        return len(self.starting)
 
     def receive(self, timeout: float) -> list[tuple[Worker, Any]]:
         """Returns the messages that have arrived, or that arrive within `timeout` seconds.
@@ -381,6 +399,7 @@ class Workers:
                 worker.process.join()
                 worker.process.close()
             self.members, self.by_handle, self.selector = [], {}, selectors.DefaultSelector()
+            self.starting = set()
 
 
 def no_word(names: Sequence[str], seconds: float) -> str:

@@ -277,12 +277,12 @@ class Gaussian(Whole):
         """How far each number [..., D] is from the mean, in standard deviations."""
         return (x - self.mean) * torch.exp(-self.log_std)
 
-    def _log_densities(self, x: Tensor) -> Tensor:
-        """The log densities of single numbers [..., D]."""
-        return -0.5 * self._deviations(x).square() - self.log_std - 0.5 * math.log(2 * math.pi)
+    def _log_densities(self, deviations: Tensor) -> Tensor:
+        """The log densities of single numbers [..., D] that are so many standard deviations from the mean."""
+        return -0.5 * deviations.square() - self.log_std - 0.5 * math.log(2 * math.pi)
 
     def log_prob(self, action: Tensor) -> Tensor:
-        return self._log_densities(_flat(action, self.shape)).sum(-1)
+        return self._log_densities(self._deviations(_flat(action, self.shape))).sum(-1)
 
     def entropy(self) -> Tensor:
         return (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
@@ -339,9 +339,11 @@ class SquashedGaussian(Gaussian):
         flat = _flat(action, self.shape)
         x = torch.atanh(flat.clamp(-1 + EDGE, 1 - EDGE))
         inside = flat.abs() < 1 - EDGE
-        # Beyond CERTAIN deviations the probability is 1, and its second derivative would become NaN.
-        beyond = torch.special.log_ndtr((-x.sign() * self._deviations(x)).clamp(max=CERTAIN))
-        density = torch.where(inside, self._log_densities(x), beyond)
+        deviations = self._deviations(x)
+        # Beyond CERTAIN deviations the probability is 1, and its second derivative would become NaN. Numbers inside,
+        # which are nearly all, do not use this probability. They stand at 0, where log_ndtr takes a third of the time.
+        outside = torch.where(inside, 0.0, -x.sign() * deviations).clamp(max=CERTAIN)
+        density = torch.where(inside, self._log_densities(deviations), torch.special.log_ndtr(outside))
         return density.sum(-1) - torch.where(inside, squash_log_slope(x), math.log(EDGE)).sum(-1)
 
     def entropy(self) -> Tensor:

@@ -23,6 +23,7 @@ from rlrun.core.errors import EnvError, RunFailed, UserError
 from rlrun.core.restarts import ToldRestarts
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.slots import Fragment
+from rlrun.dataflow.workers import Workers
 from rlrun.machine.machine import free_shared
 from rlrun.runtime.build import LearnerParts, build
 from rlrun.runtime.cluster import plan_again, same
@@ -47,14 +48,19 @@ class RunHost:
         self.form = Form({}, 1, False)
         self.restarts = ToldRestarts(0, 1.0)
         self.weights = SentWeights()
+        self.processes = Workers()  # that make() has started
 
     def here(self) -> np.ndarray:
         """Answers at once, which says that this host's own process has begun."""
         return self._answer(dict)
 
     def start(self) -> np.ndarray:
-        """Makes environments and processes, and answers when all are ready."""
+        """Plans, and starts processes that make environments. Answers as ready() does."""
         return self._answer(self._start)
+
+    def ready(self) -> np.ndarray:
+        """Answers with `starting`, the number of processes that are not ready, once all are or after a while."""
+        return self._answer(self._ready)
 
     def _start(self) -> dict[str, Any]:
         told = self.told
@@ -67,14 +73,17 @@ class RunHost:
         if elsewhere(made):  # parts of one machine were checked together before the run began
             check_host(made, self.workers(made), free_shared())
         self.make(build(made))
-        return {}
+        return self._ready()
+
+    def _ready(self) -> dict[str, Any]:
+        return {"starting": self.processes.until_ready(ANSWER_SEC)}
 
     def workers(self, plan: Plan) -> int:
         """Returns how many processes of samplers or players this host starts."""
         return int(self.told["workers"])
 
     def make(self, parts: LearnerParts) -> None:
-        """Makes what this host runs, for which there is room."""
+        """Makes what this host runs, for which there is room, and does not wait for its processes."""
         raise NotImplementedError
 
     def _answer(self, method: Callable[..., dict[str, Any]], *args: Any) -> np.ndarray:
@@ -111,7 +120,8 @@ class SamplerHost(RunHost):
         )
         self.form = Form(plan.fragment, plan.spec.stack, told["compress"])
         self.policy, self.clock = own.make_policy(), (-1, -1)
-        self.sampler = LocalSampler(own, restarts=self.restarts)
+        self.sampler = LocalSampler(own, restarts=self.restarts, wait=False)
+        self.processes = self.sampler.workers
 
     def collect(
         self,
@@ -138,7 +148,7 @@ class SamplerHost(RunHost):
         self, letter: Letter, freed: list[int], held: list[int], most: int, taken: list[Fragment]
     ) -> dict[str, Any]:
         sampler = self.sampler
-        assert sampler is not None, "start() comes first"
+        assert sampler is not None, "start() and ready() come first"
         self._publish(sampler, letter)
         sampler.begin(held)
         for slot in freed:
@@ -174,7 +184,8 @@ class PlayerHost(RunHost):
     def make(self, parts: LearnerParts) -> None:
         crew = parts.crew(parts.noise())._replace(players=self.told["workers"])
         self.policy = crew.make_policy()
-        self.players = Players(crew, self.restarts, self.told["first"])
+        self.players = Players(crew, self.restarts, self.told["first"], wait=False)
+        self.processes = self.players.workers
 
     def play(
         self,
@@ -191,7 +202,7 @@ class PlayerHost(RunHost):
         return self._answer(self._play, Letter(version, weights, made, clock), orders)
 
     def _play(self, letter: Letter, orders: list[tuple[int, tuple]]) -> dict[str, Any]:
-        assert self.players is not None, "start() comes first"
+        assert self.players is not None, "start() and ready() come first"
         seen = self.weights.version
         self.weights.receive(letter)
         if self.weights.read(self.policy, seen) is not None:

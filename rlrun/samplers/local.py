@@ -89,7 +89,9 @@ class LocalSampler(ProcessSampler):
         make_store: Callable[[RowSpec, int], FragmentStore] = Slots,
         make_weights: Callable[[Policy], WeightStore] = WeightBus,
         restarts: Restarts | None = None,
+        wait: bool = True,
     ):
+        """wait: False leaves the waiting for new processes to workers.until_ready(), which comes before all else."""
         super().__init__(plan, plan.workers, make_store, restarts)
         self.bus = make_weights(plan.make_policy())
         self.waiting: deque[Header] = deque()  # filled fragments
@@ -97,6 +99,7 @@ class LocalSampler(ProcessSampler):
             sampler_process,
             lambda i, again: SamplerJob(plan.first + i, again, self.slots, self.bus, (self.pulses, i)),
             plan.envs,
+            wait,
         )
         # For each sampler, the keys of slots that it has to fill, in this order.
         self.asked: list[dict[Key, None]] = [{} for _ in range(plan.workers)]

@@ -286,8 +286,9 @@ class Players:
     answer is the only one, so nothing is counted twice.
     """
 
-    def __init__(self, crew: Crew, restarts: Restarts, first: int = 0):
-        """restarts: the budget of the run. first: the number of the first player here."""
+    def __init__(self, crew: Crew, restarts: Restarts, first: int = 0, wait: bool = True):
+        """restarts: the budget of the run. first: the number of the first player here. wait: False leaves the waiting
+        for new processes to workers.until_ready(), which comes before all else."""
         self.crew, self.restarts = crew, restarts
         self.workers = Workers()
         self.bus: WeightStore = WeightBus(crew.make_policy())
@@ -298,7 +299,8 @@ class Players:
         numbers = range(first, first + crew.players)
         self.repeated = {number: Repeated(PROCESS_REPEATS) for number in numbers}
         self.since: dict[int, int] = {}  # env steps reported since a player was replaced
-        started = self.workers.start_all(player_process, {f"sampler-{i}": (i, crew, self.bus) for i in numbers})
+        jobs = {f"sampler-{i}": (i, crew, self.bus) for i in numbers}
+        started = self.workers.start_all(player_process, jobs, wait=wait)
         self.members = dict(zip(numbers, started, strict=True))
 
     def publish(self, policy: Policy, clock: Clock) -> None:

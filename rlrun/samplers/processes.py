@@ -123,9 +123,11 @@ class ProcessSampler(Unsaved):
         self.slots.unpin()
         super().close()
 
-    def start(self, target: Callable, job: Callable[[int, SamplerPlan], tuple], envs: int) -> list[Worker]:
+    def start(
+        self, target: Callable, job: Callable[[int, SamplerPlan], tuple], envs: int, wait: bool = True
+    ) -> list[Worker]:
         """Starts target(pipe, job(i, plan)) for every worker i and waits until all have sent READY. envs: environments
-        that a worker steps at once."""
+        that a worker steps at once. wait: False leaves the waiting to workers.until_ready()."""
         plan = self.plan
         self.supervised = Supervised(
             target,
@@ -135,6 +137,7 @@ class ProcessSampler(Unsaved):
             self.restarts,
             plan.limits,
             envs,
+            wait,
         )
         self.workers = self.supervised.workers
         return self.supervised.members

@@ -15,13 +15,14 @@ import rlrun.runtime.cluster as cluster
 from rlrun.cli import _dispatch
 from rlrun.cluster.engine import places
 from rlrun.cluster.hosts import Hosts, HostsWanted
-from rlrun.cluster.packing import Form, pack
+from rlrun.cluster.packing import Form, pack, unpack
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.restarts import Restarts
 from rlrun.core.schedule import Clock
 from rlrun.machine.machine import measured
 from rlrun.machine.nodes import Node, sampler_shares, shares
+from rlrun.runtime.host import PlayerHost, SamplerHost
 from rlrun.runtime.room import REST, check_host, check_shared, host_parts, shared_parts
 
 RAY = ["resources=ray", "resources.ray.simulate=2", "resources.device=cpu"]
@@ -295,24 +296,25 @@ def test_every_machine_checks_its_own_shared_memory(typed):
 
 
 @pytest.mark.parametrize(
-    ("begins_sec", "starts_sec", "said"),
+    ("begins_sec", "plans_sec", "answers_sec", "said", "after_sec"),
     [
-        (0, 350, None),  # four environments, one after another
-        (0, 1e9, r"host-0 on a did not start within 500 s: its 4 processes.*resources\.start_timeout_sec allows each more"),
-        (150, 1, None),
-        (1e9, 1, r"host-0 on a did not start within 160 s: it waits for free cores there, and the cluster has a \(2 cores\)"),
+        (0, 90, 2, None, 445),  # then four processes, which become ready one after another
+        (0, 1e9, 2, r"silent for 100 s while it started: its environment.*start_timeout_sec allows more", 102),
+        (0, 5, 1e9, r"silent for 100 s while it started: its environment.*start_timeout_sec allows more", 108),
+        (150, 1, 2, None, 506),
+        (1e9, 1, 2, r"did not start within 160 s: it waits for free cores.* the cluster has a \(2 cores\)", 161),
     ],
 )
-def test_a_host_has_the_time_that_its_processes_have(monkeypatch, begins_sec, starts_sec, said):
-    """Where it does not start, the reason is the true one: no cores, or slow environments."""
-    now, due = [0.0], {}
+def test_a_host_has_the_time_that_its_processes_have(monkeypatch, begins_sec, plans_sec, answers_sec, said, after_sec):
+    """One that is silent is lost soon, however many processes it has, and the reason is the true one."""
+    now, due, ready = [0.0], {}, [0.0]
     monkeypatch.setattr("rlrun.cluster.hosts.time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda sec: None))
 
     class SlowHost:
         node = "a"
 
         def call(self, method, *args):
-            due[method] = now[0] + {"here": begins_sec, "start": starts_sec}[method]
+            due[method] = now[0] + {"here": begins_sec, "start": plans_sec, "ready": answers_sec}[method]
             return method
 
     class SlowEngine:
@@ -327,15 +329,45 @@ def test_a_host_has_the_time_that_its_processes_have(monkeypatch, begins_sec, st
             return [answer for answer in answers if due[answer] <= now[0]]
 
         def get(self, answer):
-            return pack(Form({}, 1, False), [], {"failed": None, "news": []})
+            if answer == "start":
+                ready[:] = [now[0] + 88 * number for number in range(1, 5)]  # when each process is ready
+            starting = sum(sec > now[0] for sec in ready)
+            return pack(Form({}, 1, False), [], {"failed": None, "news": [], "starting": starting})
 
-    hosts = Hosts(SlowEngine(), SimpleNamespace(join_sec=60.0, lost="end"), HostsWanted("kind", {}, [("a", 4)], 0, 100.0, 30.0), None, int)
+    wanted = HostsWanted("kind", {}, [("a", 4)], 0, 100.0, 30.0)
+    hosts = Hosts(SlowEngine(), SimpleNamespace(join_sec=60.0, lost="end"), wanted, None, int)
     if said is None:
         hosts.begin()
         assert hosts.parts[0].ready
-        return
-    with pytest.raises(RunFailed, match=said):
-        hosts.begin()
+    else:
+        with pytest.raises(RunFailed, match=f"host-0 on a .*{said}"):
+            hosts.begin()
+    assert now[0] == pytest.approx(after_sec, abs=3.0)
+
+
+@pytest.mark.parametrize("algo", ["impala", "es"])
+def test_a_host_says_which_of_its_processes_hangs_while_it_starts(typed, monkeypatch, algo):
+    """After the time that one process has, while it answers."""
+    monkeypatch.setattr("rlrun.runtime.host.ANSWER_SEC", 0.1)
+    monkeypatch.setattr("rlrun.samplers.local.sampler_process", hangs)
+    monkeypatch.setattr("rlrun.samplers.players.player_process", hangs)
+    config = typed(f"algo={algo}", "env=CartPole-v1", "logger=[]", "resources.start_timeout_sec=2", *RAY)
+    machine = dataclasses.replace(measured(), nodes=(Node("a", 1), Node("b", 1)))
+    plan = Wired(config, machine).plan
+    told = {"first": 0, "workers": 2, "restart": 0, "generation": 0, "synchronous": False, "compress": False}
+    host = {"impala": SamplerHost, "es": PlayerHost}[algo](json.dumps(cluster.brief(plan) | told).encode())
+    try:
+        answers = [unpack(host.start())[1]]
+        while answers[-1]["failed"] is None:
+            answers.append(unpack(host.ready())[1])
+        assert len(answers) > 5 and all(one["starting"] == 2 for one in answers[:-1])
+        assert "sampler-0 did not start within 2 s (nor did 1 other): its environment" in answers[-1]["failed"]
+    finally:
+        host.close()
+
+
+def hangs(pipe, *job):
+    pipe.recv()
 
 
 def test_a_host_that_is_not_the_same_is_named(typed, monkeypatch):

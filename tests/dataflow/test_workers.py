@@ -83,6 +83,33 @@ def test_a_process_that_does_not_start_is_named():
     assert time.monotonic() - began < 30
 
 
+def slow(pipe, seconds):
+    if not pipe.poll(seconds):
+        pipe.send(READY)
+        pipe.recv()
+
+
+def test_processes_that_start_are_counted_by_whoever_does_not_wait_for_all():
+    """Each has its time after the one before, whether or not somebody waited meanwhile."""
+    start_within(4.0)
+    workers = Workers()
+    try:
+        workers.start_all(slow, {"one": (0.0,), "two": (2.5,), "three": (5.0,)}, wait=False)
+        found = [workers.until_ready(0.1)]
+        while found[-1]:
+            time.sleep(0.1)
+            found.append(workers.until_ready(0.1))
+        assert sorted(set(found)) == [0, 1, 2, 3][: found[0] + 1] and found == sorted(found, reverse=True)
+        start_within(0.2)
+        workers.start_all(slow, {"late": (0.4,), "never": (60.0,)}, wait=False)
+        time.sleep(3.0)
+        assert workers.until_ready(0.0) == 1, "one that was ready is not late because nobody looked"
+        with pytest.raises(RunFailed, match=r"never did not start within 0\.2 s:"):
+            workers.until_ready(5.0)
+    finally:
+        workers.stop()
+
+
 @pytest.mark.parametrize(
     ("how", "why"),
     [("raise", "RuntimeError: told to fail"), ("kill", "was killed by SIGKILL"), ("inside", "was killed by SIGKILL")],
