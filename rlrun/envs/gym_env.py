@@ -110,10 +110,11 @@ class GymEnv:
                 int(np.argmin(np.isfinite(reward))), f"the reward {reward[~np.isfinite(reward)][0]}", action
             )
         over = terminated | truncated
-        wrong = self.ended & (over | (reward != 0))
-        if wrong.any():  # only a vectorised implementation of the user's can do this
-            what = "a reward or an end in the step after an end, where NEXT_STEP only begins the next episode,"
-            raise self._bad(int(np.argmax(wrong)), what, action)
+        if self.native:  # no other can do this
+            if (twice := self.ended & over).any():
+                what = "an end in the step after an end, where NEXT_STEP only begins the next episode,"
+                raise self._bad(int(np.argmax(twice)), what, action)
+            reward = np.where(self.ended, np.float32(0.0), reward)  # Gymnasium's phys2d pays there too
         self.ended = over
         return Step(
             self._checked(to_rows(self.spec, obs), self.ended, action),

@@ -175,12 +175,15 @@ NEXT = {"autoreset_mode": AutoresetMode.NEXT_STEP}
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("metadata", [NEXT, {"autoreset_mode": "NextStep"}])
-def test_a_vectorised_environment_begins_anew_in_a_step_of_its_own(registered, metadata):
-    _, env = made(registered(metadata))
+@pytest.mark.parametrize("metadata, late", [(NEXT, 0.0), ({"autoreset_mode": "NextStep"}, 0.0), (NEXT, 1.0)])
+def test_a_vectorised_environment_begins_anew_in_a_step_of_its_own(registered, metadata, late):
+    """Which pays nothing, whatever it says, as Gymnasium's phys2d does."""
+    _, env = made(registered(metadata, late=late))
     assert env.native and env.reset(0)["observation"].shape == (2, 2)
-    valid = [env.step(np.zeros(2, np.int64)).valid.tolist() for _ in range(8)]
-    assert valid == [[t % 4 != 3] * 2 for t in range(8)]
+    steps = [env.step(np.zeros(2, np.int64)) for _ in range(8)]
+    assert [step.valid.tolist() for step in steps] == [[t % 4 != 3] * 2 for t in range(8)]
+    assert [step.reward.tolist() for step in steps] == [[float(t % 4 != 3)] * 2 for t in range(8)]
+    assert all(step.reward.dtype == np.float32 for step in steps)
     env.close()
 
 
@@ -195,12 +198,11 @@ def test_a_vectorised_environment_that_does_not_fit_is_refused_before_the_run(re
         made(registered(metadata), *words)
 
 
-@pytest.mark.parametrize("wrong", [{"late": 1.0}, {"twice": True}])
-def test_a_vectorised_environment_that_plays_in_the_step_after_an_end_is_named(registered, wrong):
+def test_a_vectorised_environment_that_ends_in_the_step_after_an_end_is_named(registered):
     """It would lose a decision of every episode."""
-    _, env = made(registered(NEXT, **wrong))
+    _, env = made(registered(NEXT, twice=True))
     env.reset(0)
-    with pytest.raises(EnvError, match=r"tests/Many-v0, env 0 .*returned a reward or an end in the step after an end"):
+    with pytest.raises(EnvError, match=r"tests/Many-v0, env 0 .*returned an end in the step after an end"):
         for _ in range(4):
             env.step(np.zeros(2, np.int64))
     env.close()
