@@ -15,7 +15,7 @@ from rlrun.core.errors import EnvError, told
 from rlrun.core.restarts import Remade
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import EnvSpec, any_legal
-from rlrun.envs.gym import GymConfig, SingleConfig, make_one, make_vector
+from rlrun.envs.gym import GymConfig, SingleConfig, by_vector, make_one, make_vector
 from rlrun.envs.gym_spaces import MASK, to_rows, typed_actions
 from rlrun.envs.named import NamedEnv, global_generators
 from rlrun.envs.names import numbered
@@ -56,9 +56,7 @@ class GymEnv:
         self.tasks: list[Any] | None = None
         self.drawer: gymnasium.Env | None = None  # draws tasks while the others play
         self.draws = 0  # of the drawer since reset()
-        # Wrappers, rendering and searches need single environments.
-        alone = render or spec.game is not None
-        self.native = isinstance(cfg, GymConfig) and not alone and cfg.vectorised
+        self.native = not render and by_vector(cfg, spec)
         if isinstance(cfg, GymConfig) and self.native:
             self.env = make_vector(cfg, count)
         else:
