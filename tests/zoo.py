@@ -228,12 +228,13 @@ class Elimination(Turns):
 
 class TupleEnv(Env):
     """A Gymnasium environment over two agents. It reports its limit of 5 steps as a termination; with `early` it
-    terminates after 2. `each` names an end, terminated or truncated, that it reports as a list over agents."""
+    terminates after 2. `each` names an end, terminated or truncated, that it reports for each agent, in a list or a
+    dictionary (`form`)."""
 
-    def __init__(self, early=False, each=None):
+    def __init__(self, early=False, each=None, form="list"):
         self.observation_space = Tuple((Box(-1, 9, (2,), np.float32), Box(-1, 9, (3,), np.float32)))
         self.action_space = Tuple((Discrete(2), Discrete(4)))
-        self.early, self.max_steps, self.each = early, 5, each
+        self.early, self.max_steps, self.each, self.form = early, 5, each, form
 
     def _obs(self):
         return np.full(2, self.now, np.float32), np.full(3, self.now, np.float32)
@@ -247,7 +248,8 @@ class TupleEnv(Env):
         assert self.action_space.contains(tuple(action)), action
         self.now += 1
         over = {"terminated": self.now >= (2 if self.early else self.max_steps), "truncated": False}
-        ends = [[end] * 2 if name == self.each else end for name, end in over.items()]
+        forms = {"list": lambda end: [end] * 2, "dictionary": lambda end: {"__all__": end}}
+        ends = [forms[self.form](end) if name == self.each else end for name, end in over.items()]
         return self._obs(), [1.0, 2.0], *ends, {}
 
 

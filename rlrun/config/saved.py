@@ -124,7 +124,8 @@ def _as_before(values: dict[str, Any]) -> None:
     truncation. No update was taped, processes had two minutes to start, nothing was restarted, and the first checkpoint
     was that of an interval. The number of samplers was once saved beside ray.samplers_per_node, from which it had been
     made. Hidden layers and their activation once had no effect on a network for a single image or on a user's own
-    encoder, and convolutions always had relu."""
+    encoder, and convolutions always had relu. An optimiser's epsilon could be 0, and the time limit of a
+    Gymnasium environment could stand among its arguments."""
     model, env, resources = values.get("model"), values.get("env"), values.get("resources")
     if isinstance(resources, dict):
         resources.setdefault("tapes", False)
@@ -155,6 +156,8 @@ def _as_before(values: dict[str, Any]) -> None:
         if env.get("family") == "gym":
             for option, only in (("observation", "own"), ("size", 64), ("action_repeat", 1)):
                 env.setdefault(option, only)
+            _limit_as_before(env)
+    _small_epsilons(values.get("algo"))
     if not isinstance(model, dict) or not isinstance(env, dict) or "encoder" not in model or "conv_activation" in model:
         return
     encoder, kind = str(model.get("encoder")), observations(env)
@@ -165,6 +168,31 @@ def _as_before(values: dict[str, Any]) -> None:
         model["hidden"] = []
     if convolves and kind == "images":
         model["activation"] = "relu"
+
+
+def _limit_as_before(env: dict[str, Any]) -> None:
+    """Makes env.max_episode_steps, which counts decisions, of a time limit that was given among the arguments.
+
+    That one counted the environment's own steps, and held where env.max_episode_steps was not set."""
+    kwargs = env.get("kwargs")
+    limit = kwargs.pop("max_episode_steps", None) if isinstance(kwargs, dict) else None
+    if isinstance(limit, int) and env.get("max_episode_steps") is None:
+        env["max_episode_steps"] = -(-limit // env["action_repeat"])
+
+
+# In float32, 0 / LEAST_EPSILON is 0, and adding it to a root changes nothing but a 0.
+LEAST_EPSILON = 1e-30
+
+
+def _small_epsilons(node: Any) -> None:
+    """Replaces every optimiser's epsilon of 0 by LEAST_EPSILON."""
+    if not isinstance(node, dict):
+        return
+    for name, part in node.items():
+        # An exploration's epsilon may be 0.
+        if str(name).endswith("optimizer") and isinstance(part, dict) and part.get("epsilon") == 0:
+            part["epsilon"] = LEAST_EPSILON
+        _small_epsilons(part)
 
 
 def learning(values: dict[str, Any]) -> str:

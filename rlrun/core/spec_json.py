@@ -12,6 +12,8 @@ from rlrun.core.specs import Agents, Box, Discrete, EnvSpec, MultiBinary, MultiD
 
 MOST_NUMBERS = 100_000_000  # numbers in one row of a field; more than this is a damaged or hostile description
 
+WHOLE = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+
 
 def dtype_name(dtype: torch.dtype) -> str:
     """The name of a dtype, such as float32."""
@@ -41,9 +43,10 @@ def field_from_json(value: Any) -> Field:
 def space_to_json(space: Space) -> dict[str, Any]:
     kind: dict[str, Any] = {"kind": space.kind}
     if isinstance(space, Discrete):
-        return {**kind, "n": space.n, "start": space.start}
+        return {**kind, "n": space.n, "start": space.start, "dtype": space.dtype}
     if isinstance(space, MultiDiscrete):
-        return {**kind, "sizes": list(space.sizes), "starts": list(space.starts), "shape": list(space.shape)}
+        numbers = {"sizes": list(space.sizes), "starts": list(space.starts)}
+        return {**kind, **numbers, "shape": list(space.shape), "dtype": space.dtype}
     if isinstance(space, MultiBinary):
         return {**kind, "shape": list(space.shape)}
     if isinstance(space, Box):
@@ -61,10 +64,11 @@ def space_from_json(value: Any) -> Space:
     value = _group(value)
     kind = value.get("kind")
     if kind == "discrete":
-        return Discrete(n=_count(value["n"]), start=int(value["start"]))
+        return Discrete(n=_count(value["n"]), start=int(value["start"]), dtype=_whole(value))
     if kind == "multi_discrete":
         sizes, starts, shape = ([int(x) for x in value[name]] for name in ("sizes", "starts", "shape"))
-        return MultiDiscrete(sizes=tuple(map(_count, sizes)), starts=tuple(starts), shape=_shape(shape))
+        counts, dtype = tuple(map(_count, sizes)), _whole(value)
+        return MultiDiscrete(sizes=counts, starts=tuple(starts), shape=_shape(shape), dtype=dtype)
     if kind == "multi_binary":
         return MultiBinary(shape=_shape(value["shape"]))
     if kind == "box":
@@ -141,6 +145,14 @@ def _count(value: Any) -> int:
     if int(value) != value or value < 1:
         raise ValueError(f"{value!r} is not a positive whole number")
     return int(value)
+
+
+def _whole(value: dict[str, Any]) -> str:
+    """The dtype of a space's whole numbers. Older descriptions do not tell it."""
+    name = value.get("dtype", "int64")
+    if name not in WHOLE:
+        raise ValueError(f"{name!r} is no kind of whole number")
+    return str(name)
 
 
 def _shape(value: Any) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ class Discrete:
 
     n: int
     start: int = 0  # the env's first number; numbers in rows always begin at 0
+    dtype: str = field(default="int64", compare=False)  # of the env's actions; rows have int64
 
     kind = "discrete"
 
@@ -35,7 +36,7 @@ class Discrete:
             raise ValueError(
                 f"action {action.min()}..{action.max()} outside Discrete({self.n}): has the policy's output become NaN?"
             )
-        return action + self.start if self.start else action
+        return (action + self.start if self.start else action).astype(self.dtype, copy=False)
 
     def from_env(self, value: np.ndarray) -> np.ndarray:
         """The inverse of to_env."""
@@ -56,6 +57,7 @@ class MultiDiscrete:
     sizes: tuple[int, ...]
     starts: tuple[int, ...]
     shape: tuple[int, ...]
+    dtype: str = field(default="int64", compare=False)  # of the env's actions; rows have int64
 
     kind = "multi_discrete"
 
@@ -67,7 +69,7 @@ class MultiDiscrete:
         """[B, *shape] actions of rows -> the env's. Raises ValueError for a number outside the space."""
         if (action < 0).any() or (action >= np.reshape(self.sizes, self.shape)).any():
             raise ValueError(f"action {action.tolist()} outside {self}")
-        return action + np.reshape(self.starts, self.shape)
+        return (action + np.reshape(self.starts, self.shape)).astype(self.dtype, copy=False)
 
     def from_env(self, value: np.ndarray) -> np.ndarray:
         """The inverse of to_env."""

@@ -182,7 +182,8 @@ class TupleGame:
     def step(self, actions: dict[str, Any]) -> AgentsStep:
         obs, reward, terminated, truncated, info = self.env.step(tuple(actions[agent] for agent in self.agents))
         for name, end in (("terminated", terminated), ("truncated", truncated)):
-            if end is None or np.ndim(end):  # a list counts as true, whatever it holds
+            one = np.asarray(end)
+            if one.ndim or one.dtype.kind not in "biu":  # a list or a dictionary counts as true, whatever it holds
                 raise TypeError(
                     f"it returned {' '.join(repr(end).split())} as {name}, and an environment over tuples has one end"
                     " for all agents: return a bool, such as all(...) of theirs"

@@ -6,7 +6,7 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeGuard
 
 import gymnasium
 import numpy as np
@@ -179,8 +179,6 @@ def make_spec(cfg: SingleConfig) -> EnvSpec:
         notes = _left_out(env)
     finally:
         env.close()
-    if isinstance(cfg, GymConfig) and cfg.vectorised:
-        make_vector(cfg, 1).close()
     for _, part in leaves(action):
         if (
             isinstance(part, Box)
@@ -280,6 +278,12 @@ def make_vector(cfg: GymConfig, count: int) -> VectorEnv:
             " and say metadata['autoreset_mode'] = AutoresetMode.NEXT_STEP"
         )
     return env
+
+
+def by_vector(cfg: object, spec: EnvSpec) -> TypeGuard[GymConfig]:
+    """Whether the environment's own vectorised implementation steps it where nothing is drawn. A search needs single
+    environments."""
+    return isinstance(cfg, GymConfig) and spec.game is None and cfg.vectorised
 
 
 def wrapped_by(env: gymnasium.Env) -> str | None:

@@ -15,7 +15,7 @@ from rlrun.core.errors import EnvError, told
 from rlrun.core.restarts import Remade
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import EnvSpec, any_legal
-from rlrun.envs.gym import GymConfig, SingleConfig, make_one, make_vector
+from rlrun.envs.gym import GymConfig, SingleConfig, by_vector, make_one, make_vector
 from rlrun.envs.gym_spaces import MASK, to_rows, typed_actions
 from rlrun.envs.named import NamedEnv, global_generators
 from rlrun.envs.names import numbered
@@ -56,9 +56,7 @@ class GymEnv:
         self.tasks: list[Any] | None = None
         self.drawer: gymnasium.Env | None = None  # draws tasks while the others play
         self.draws = 0  # of the drawer since reset()
-        # Wrappers, rendering and searches need single environments.
-        alone = render or spec.game is not None
-        self.native = isinstance(cfg, GymConfig) and not alone and cfg.vectorised
+        self.native = not render and by_vector(cfg, spec)
         if isinstance(cfg, GymConfig) and self.native:
             self.env = make_vector(cfg, count)
         else:
@@ -110,10 +108,11 @@ class GymEnv:
                 int(np.argmin(np.isfinite(reward))), f"the reward {reward[~np.isfinite(reward)][0]}", action
             )
         over = terminated | truncated
-        wrong = self.ended & (over | (reward != 0))
-        if wrong.any():  # only a vectorised implementation of the user's can do this
-            what = "a reward or an end in the step after an end, where NEXT_STEP only begins the next episode,"
-            raise self._bad(int(np.argmax(wrong)), what, action)
+        if self.native:  # no other can do this
+            if (twice := self.ended & over).any():
+                what = "an end in the step after an end, where NEXT_STEP only begins the next episode,"
+                raise self._bad(int(np.argmax(twice)), what, action)
+            reward = np.where(self.ended, np.float32(0.0), reward)  # Gymnasium's phys2d pays there too
         self.ended = over
         return Step(
             self._checked(to_rows(self.spec, obs), self.ended, action),

@@ -18,10 +18,10 @@ def to_space(space: gymnasium.Space, what: str, name: str) -> Space:
     """Translates a Gymnasium space. Raises UserError for a space that rlrun does not support."""
     spaces = gymnasium.spaces
     if isinstance(space, spaces.Discrete):
-        return Discrete(n=int(space.n), start=int(space.start))
+        return Discrete(n=int(space.n), start=int(space.start), dtype=str(space.dtype))
     if isinstance(space, spaces.MultiDiscrete):
         sizes, starts = (tuple(int(x) for x in numbers.ravel()) for numbers in (space.nvec, space.start))
-        return MultiDiscrete(sizes=sizes, starts=starts, shape=tuple(space.shape))
+        return MultiDiscrete(sizes=sizes, starts=starts, shape=tuple(space.shape), dtype=str(space.dtype))
     if isinstance(space, spaces.MultiBinary):
         return MultiBinary(shape=tuple(space.shape))
     if isinstance(space, spaces.Box):

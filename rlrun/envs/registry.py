@@ -120,3 +120,11 @@ def make_spec(
     if game:
         spec = with_game(spec, cfg)
     return with_previous(spec, prev_action, prev_reward)
+
+
+def check_vectorised(cfg: EnvConfig, spec: EnvSpec) -> None:
+    """Raises UserError if the vectorised implementation that will step an environment cannot be made or does not fit.
+
+    It is tried only where it is used: a search, for example, may be given a class whose implementation does not fit."""
+    if gym.by_vector(cfg, spec):
+        gym.make_vector(cfg, 1).close()

@@ -170,9 +170,10 @@ def to_env(space: Space, action: Tensor | Batch, name: str = "action") -> Tensor
         return made
     assert isinstance(action, Tensor)
     if isinstance(space, Discrete):
-        return {name: action + space.start}
+        return {name: (action + space.start).to(getattr(torch, space.dtype))}
     if isinstance(space, MultiDiscrete):
-        return {name: action + torch.tensor(space.starts, dtype=torch.int64).reshape(space.shape)}
+        starts = torch.tensor(space.starts, dtype=torch.int64).reshape(space.shape)
+        return {name: (action + starts).to(getattr(torch, space.dtype))}
     if isinstance(space, MultiBinary):
         return {name: action.to(torch.int8)}
     assert isinstance(space, Box)

@@ -238,6 +238,7 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
             " with env=NAME"
         )
     spec = make_spec(config, needs)
+    registry.check_vectorised(config.env, spec)
     check_fitting(config, spec, needs)
     whole = needs.tasks is not None or (isinstance(config.runner, on_policy.Config) and config.runner.complete_episodes)
     resources = layout(config, spec, needs, machine, given)

@@ -4,14 +4,17 @@ import json
 import re
 
 import pytest
+import torch
 import yaml
-from conftest import by_hydra, compose, of_groups
+from conftest import by_hydra, compose, of_groups, optimizer_config
 
 from rlrun.cli import _dispatch
 from rlrun.config.automatic import settled
-from rlrun.config.saved import saved_config
+from rlrun.config.saved import LEAST_EPSILON, saved_config
 from rlrun.config.signature import sign
 from rlrun.core.errors import UserError
+from rlrun.core.optimizer import ADAMS, RMSPROPS, Optimizer
+from rlrun.core.schedule import Clock, Schedule
 
 RUN = ["env=CartPole-v1", "resources=debug", "logger=[]", "model.hidden=[8]"]
 
@@ -170,6 +173,40 @@ def test_old_runs_have_options_that_did_nothing(tmp_path, capsys):
         sign(file)
         assert saved_config(run) == now
         assert f"{next(iter(old))}=3 never did anything" in capsys.readouterr().err
+
+
+def test_old_runs_go_on_with_an_epsilon_of_0_and_a_limit_among_the_arguments(tmp_path):
+    """Today both are refused."""
+    run, file = tmp_path / "run", tmp_path / "run" / "config.yaml"
+    words = ["algo=icm", "algo@algo.inner=dqn", "algo.inner.learning_starts=30", "algo.inner.batch_size=20"]
+    few = ["replay.capacity=300", "algo.inner.exploration.epsilon=0.0", "env.action_repeat=5", "env_steps=60"]
+    assert _dispatch(["train", *words, *few, *RUN, f"run_dir={run}"]) == 0
+    values = yaml.safe_load(file.read_text())
+
+    def now(limit):
+        values["env"] |= {"kwargs": {"max_episode_steps": 12}, "max_episode_steps": limit}
+        for node in (values["algo"], values["algo"]["inner"]):
+            node["optimizer"]["epsilon"] = 0.0
+        file.write_text(yaml.safe_dump(values))
+        sign(file)
+        return saved_config(run)
+
+    assert now(7)["env"]["max_episode_steps"] == 7, "it held where both were given"
+    made = now(None)
+    assert made["env"]["max_episode_steps"] == 3 and made["env"]["kwargs"] == {}  # decisions of 5 steps
+    optimizers = [node["optimizer"]["epsilon"] for node in (made["algo"], made["algo"]["inner"])]
+    assert optimizers == [LEAST_EPSILON] * 2 and made["algo"]["inner"]["exploration"]["epsilon"] == 0
+    assert _dispatch(["evaluate", str(run), "episodes=2"]) == 0
+    assert _dispatch(["resume", str(run), "env_steps=120"]) == 0
+
+
+@pytest.mark.parametrize("kind", [*ADAMS, *RMSPROPS])
+def test_the_least_epsilon_keeps_parameters_without_a_gradient(kind):
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = Optimizer([parameter], optimizer_config(kind=kind, epsilon=LEAST_EPSILON), Schedule.parse(0.01), 1.0)
+    for updates in range(3):
+        optimizer.step(parameter[0] ** 2, Clock(0, updates))
+    assert parameter[1] == 1.0 and 0.0 < parameter[0] < 1.0
 
 
 @pytest.mark.parametrize(

@@ -248,11 +248,12 @@ def test_a_broken_game_is_named(fault, said):
     assert "CountingAgents" in str(caught.value) and "env 0" in str(caught.value)
 
 
+@pytest.mark.parametrize("form, said", [("list", r"\[False, False\]"), ("dictionary", "{'__all__': False}")])
 @pytest.mark.parametrize("each", ["terminated", "truncated"])
-def test_an_end_of_each_agent_of_a_tuple_is_refused(each):
-    """A list counts as true, so every episode would be over after one step."""
-    _, env = made("zoo:TupleEnv", f"+env.kwargs.each={each}")
-    with pytest.raises(EnvError, match=rf"env 0 .*returned \[False, False\] as {each}.*one end for all agents"):
+def test_an_end_of_each_agent_of_a_tuple_is_refused(each, form, said):
+    """Both count as true, so every episode would be over after one step."""
+    _, env = made("zoo:TupleEnv", f"+env.kwargs.each={each}", f"+env.kwargs.form={form}")
+    with pytest.raises(EnvError, match=rf"env 0 .*returned {said} as {each}.*one end for all agents"):
         list(walk(env, 1))
 
 

@@ -12,7 +12,11 @@ from test_agents import made, walk
 
 from rlrun.config.run import type_config
 from rlrun.core.errors import EnvError, UserError
+from rlrun.core.seeding import Seeds
+from rlrun.envs import registry
 from rlrun.envs.gym import make_one
+from rlrun.machine.machine import Machine
+from rlrun.runtime.plan import plan
 
 
 class Telling(gymnasium.Env):
@@ -163,9 +167,9 @@ def registered():
     """Registers Many with these attributes as the vectorised implementation of an environment, and returns its id."""
     name = "tests/Many-v0"
 
-    def register(metadata, **attributes):
+    def register(metadata, entry_point=Telling, **attributes):
         vectors = type("Many", (Many,), {"metadata": metadata, **attributes})
-        gymnasium.register(name, entry_point=Telling, vector_entry_point=vectors)
+        gymnasium.register(name, entry_point=entry_point, vector_entry_point=vectors)
         return name
 
     yield register
@@ -176,12 +180,15 @@ NEXT = {"autoreset_mode": AutoresetMode.NEXT_STEP}
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("metadata", [NEXT, {"autoreset_mode": "NextStep"}])
-def test_a_vectorised_environment_begins_anew_in_a_step_of_its_own(registered, metadata):
-    _, env = made(registered(metadata))
+@pytest.mark.parametrize("metadata, late", [(NEXT, 0.0), ({"autoreset_mode": "NextStep"}, 0.0), (NEXT, 1.0)])
+def test_a_vectorised_environment_begins_anew_in_a_step_of_its_own(registered, metadata, late):
+    """Which pays nothing, whatever it says, as Gymnasium's phys2d does."""
+    _, env = made(registered(metadata, late=late))
     assert env.native and env.reset(0)["observation"].shape == (2, 2)
-    valid = [env.step(np.zeros(2, np.int64)).valid.tolist() for _ in range(8)]
-    assert valid == [[t % 4 != 3] * 2 for t in range(8)]
+    steps = [env.step(np.zeros(2, np.int64)) for _ in range(8)]
+    assert [step.valid.tolist() for step in steps] == [[t % 4 != 3] * 2 for t in range(8)]
+    assert [step.reward.tolist() for step in steps] == [[float(t % 4 != 3)] * 2 for t in range(8)]
+    assert all(step.reward.dtype == np.float32 for step in steps)
     env.close()
 
 
@@ -192,16 +199,43 @@ def test_a_vectorised_environment_begins_anew_in_a_step_of_its_own(registered, m
     (NEXT, ("env.max_episode_steps=3",), "cannot be made by its vector_entry_point.*'max_episode_steps'"),
 ])  # fmt: skip
 def test_a_vectorised_environment_that_does_not_fit_is_refused_before_the_run(registered, metadata, words, said):
+    config = type_config(compose("algo=ppo", f"env={registered(metadata)}", *words))
     with pytest.raises(UserError, match=said):
-        made(registered(metadata), *words)
+        plan(config, Machine(cores=2))
 
 
-@pytest.mark.parametrize("wrong", [{"late": 1.0}, {"twice": True}])
-def test_a_vectorised_environment_that_plays_in_the_step_after_an_end_is_named(registered, wrong):
+class Searched(Telling):
+    """Ends after 3 steps, and can be put back to any of them."""
+
+    def _told(self):
+        return np.full(2, self.now / 3, np.float32), {}
+
+    def get_state(self):
+        return np.array([self.now], np.float32)
+
+    def set_state(self, state):
+        self.now = int(state[0])
+        return self._told()[0]
+
+    def step(self, action):
+        obs, reward, _, truncated, info = super().step(action)
+        return obs, reward, self.now == 3, truncated, info
+
+
+def test_a_search_needs_no_vectorised_implementation_that_fits(registered):
+    """It steps single environments."""
+    config = type_config(compose("algo=alphazero", f"env={registered({}, entry_point=Searched)}"))
+    spec = plan(config, Machine(cores=2)).spec
+    env = registry.Factory(cfg=config.env, spec=spec, seeds=Seeds(3), stream="env", learning=True)(0, 2)
+    assert not env.env.native and env.reset(0)["observation"].shape == (2, 2)
+    env.close()
+
+
+def test_a_vectorised_environment_that_ends_in_the_step_after_an_end_is_named(registered):
     """It would lose a decision of every episode."""
-    _, env = made(registered(NEXT, **wrong))
+    _, env = made(registered(NEXT, twice=True))
     env.reset(0)
-    with pytest.raises(EnvError, match=r"tests/Many-v0, env 0 .*returned a reward or an end in the step after an end"):
+    with pytest.raises(EnvError, match=r"tests/Many-v0, env 0 .*returned an end in the step after an end"):
         for _ in range(4):
             env.step(np.zeros(2, np.int64))
     env.close()

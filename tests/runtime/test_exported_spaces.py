@@ -4,10 +4,11 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from test_export import made
 
 from rlrun.core import specs
+from rlrun.core.spec_json import spec_from_json, spec_to_json
 from rlrun.runtime.export import observed, parity
 from rlrun.runtime.exported_policy import Exported, example, flat, nested, program, to_env
 
@@ -75,6 +76,36 @@ gymnasium.register("tests/Dotted-v0", Dotted)
 def test_parts_whose_names_hold_dots_are_exported(typed):
     trained = made(typed, "algo=ppo", "env=tests/Dotted-v0", "model.observation_filter=mean_std")
     assert parity(trained, program(trained).module(), 12) <= 1e-5
+
+
+class TypedChoices(HalfBounded):
+    """Its choices are of unlike dtypes, and it takes no other ones."""
+
+    action_space = Dict(one=Discrete(3, start=2, dtype=np.int8), many=MultiDiscrete([2, 3], dtype=np.int32))
+
+
+gymnasium.register("tests/TypedChoices-v0", TypedChoices)
+
+
+def test_choices_have_the_dtype_of_the_environments_own_space(typed):
+    """Those of act(), which plays the game, and those of its files; also after the spec has been in a data file."""
+    trained = made(typed, "algo=ppo", "env=tests/TypedChoices-v0")
+    expected = {"action.one": torch.int8, "action.many": torch.int32}
+    game = observed(trained, 12)
+    assert all({name: part.dtype for name, part in action.items()} == expected for _, action in game)
+    assert parity(trained, program(trained).module(), game=game) <= 1e-5
+    files, _ = Exported(trained)(*example(trained, 2))
+    assert {name: part.dtype for name, part in files.items()} == expected
+    described = spec_to_json(trained.spec)
+    again = spec_from_json(described).action
+    assert [part.dtype for _, part in specs.leaves(again)] == ["int8", "int32"]
+    for _, part in described["action"]["spaces"]:
+        del part["dtype"]
+    older = spec_from_json(described).action
+    assert older == again and {part.dtype for _, part in specs.leaves(older)} == {"int64"}
+    described["action"]["spaces"][0][1]["dtype"] = "float32"
+    with pytest.raises(ValueError, match="'float32' is no kind of whole number"):
+        spec_from_json(described)
 
 
 def test_names_of_nested_parts():
