@@ -21,6 +21,7 @@ import psutil
 import torch.distributed as dist
 
 from rlrun.core.errors import RunFailed
+from rlrun.core.variables import variables
 from rlrun.dataflow.cut import LearnersCut
 
 NAMED = "GLOO_SOCKET_IFNAME"  # the environment variable in which gloo looks for the name of a network interface
@@ -106,11 +107,8 @@ def through(address: str | None) -> Iterator[None]:
     if os.environ.get(NAMED) or (address is None and sys.platform != "linux"):
         yield
         return
-    os.environ[NAMED] = "lo" if address is None else interface_to(address)
-    try:
+    with variables({NAMED: "lo" if address is None else interface_to(address)}):
         yield
-    finally:
-        os.environ.pop(NAMED, None)
 
 
 def connections() -> set[int]:

@@ -18,7 +18,7 @@ import selectors
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from types import MappingProxyType
@@ -26,6 +26,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from rlrun.core.awake import awake, patiently
 from rlrun.core.errors import Diverged, ProcessLost, RunFailed, explained
+from rlrun.core.variables import variables
 from rlrun.machine.memory import keep_freed
 
 FORKS = sys.platform == "linux"  # the fork server; elsewhere every worker is spawned and imports for itself
@@ -155,22 +156,12 @@ def _bootstrap(
         _end(1)
 
 
-@contextmanager
-def _child_environment(gpu: bool, more: Mapping[str, str] = MappingProxyType({})):
+def _child_environment(gpu: bool, more: Mapping[str, str] = MappingProxyType({})) -> AbstractContextManager[None]:
     """Sets the child's environment, before it imports anything: one thread, and no GPU unless it learns."""
     change = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1") | dict(more)
     if not gpu:
         change["CUDA_VISIBLE_DEVICES"] = ""
-    before = {name: os.environ.get(name) for name in change}
-    os.environ.update(change)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    return variables(change)
 
 
 @contextmanager

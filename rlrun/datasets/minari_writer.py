@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +21,7 @@ from rlrun.core.specs import (
     MultiDiscrete,
     Nested,
 )
+from rlrun.core.variables import variables
 from rlrun.datasets.minari import INSTALL, MASK, PREFIX
 from rlrun.datasets.trajectories import Source, Trajectory
 
@@ -93,21 +93,9 @@ def write_minari(
     return Path(dataset.storage.data_path).parent
 
 
-@contextlib.contextmanager
-def _root(path: Path | None) -> Iterator[None]:
+def _root(path: Path | None) -> contextlib.AbstractContextManager[None]:
     """Lets Minari write a folder instead of a set under its own root."""
-    if path is None:
-        yield
-        return
-    before = os.environ.get("MINARI_DATASETS_PATH")
-    os.environ["MINARI_DATASETS_PATH"] = str(path.parent.absolute())
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["MINARI_DATASETS_PATH"]
-        else:
-            os.environ["MINARI_DATASETS_PATH"] = before
+    return variables({} if path is None else {"MINARI_DATASETS_PATH": str(path.parent.absolute())})
 
 
 def _buffers(source: Source) -> Iterator[list[dict[str, Any]]]:

@@ -9,28 +9,21 @@ import functools
 import multiprocessing
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rlrun.core.errors import UserError
+from rlrun.core.variables import variables
 
 OWN_PACKAGES = ("gymnasium", "rlrun", "ale_py", "shimmy")  # their ids are known in every process
 
 
-@contextlib.contextmanager
-def rlrun_is_found() -> Iterator[None]:
+def rlrun_is_found() -> contextlib.AbstractContextManager[None]:
     """Lets processes that start meanwhile import rlrun from where this one has it."""
-    package, before = str(Path(__file__).resolve().parent.parent.parent), os.environ.get("PYTHONPATH")
-    known = [path for path in (before or "").split(os.pathsep) if path]
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys([*known, package]))
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
+    package = str(Path(__file__).resolve().parent.parent.parent)
+    known = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    return variables({"PYTHONPATH": os.pathsep.join(dict.fromkeys([*known, package]))})
 
 
 def named(kind: type) -> str:

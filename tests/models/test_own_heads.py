@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import SMALL, small
+from own_parts import OneNumber
 from torch import nn
 from wired import Wired
 
@@ -12,7 +13,6 @@ from rlrun.cli import _dispatch
 from rlrun.core.batch import Batch
 from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
-from rlrun.ops.distributions import ActionDistribution
 from rlrun.runtime.trained import load
 
 LAPLACE, LAYERS = "model.action_distribution=my_rl.distributions:Laplace", "my_rl.models:TwoLayers"
@@ -47,28 +47,12 @@ def test_the_deviation_of_a_gaussian_is_a_parameter_or_depends_on_the_observatio
     torch.testing.assert_close(made.record.log_prob, wanted)
 
 
-class Misnamed(ActionDistribution):
+class Misnamed(OneNumber):
     """Its actions have a part that the space does not have, and lack another."""
-
-    @classmethod
-    def outputs(cls, space):
-        return 1
 
     def sample(self, rng):
         zeros = torch.zeros(2, dtype=torch.int64)
         return Batch({"0": zeros, "1": torch.zeros(2, 1), "2": Batch(pairs=zeros)})
-
-    def mode(self):
-        return self.sample(None)
-
-    def log_prob(self, action):
-        return self.numbers.squeeze(-1)
-
-    def entropy(self):
-        return self.numbers.squeeze(-1)
-
-    def kl(self, other):
-        return self.numbers.squeeze(-1)
 
 
 @pytest.mark.parametrize(

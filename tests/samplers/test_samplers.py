@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 from counting import LENGTH, CountingAlgorithm, check_rows
+from own_parts import OneNumber
 from wired import Wired
 
 from rlrun.core.batch import Batch, Field, allocate, fragment_layout
 from rlrun.core.callbacks import EnvCallback
 from rlrun.core.schedule import Clock
-from rlrun.ops.distributions import ActionDistribution
 from rlrun.policies.exploration import Chosen, Exploration
 from rlrun.samplers.columns import Columns
 
@@ -124,28 +124,12 @@ class Throttles(Exploration):
         return Chosen(Batch(throttle=one, steer=1 - one), torch.zeros(len(is_first)))
 
 
-class Throttle(ActionDistribution):
+class Throttle(OneNumber):
     """Names the parts of an action in another order than the space."""
-
-    @classmethod
-    def outputs(cls, space):
-        return 1
 
     def sample(self, rng):
         one = torch.ones(self.numbers.shape[:-1], dtype=torch.int64)
         return Batch(throttle=one, steer=1 - one)
-
-    def mode(self):
-        return self.sample(None)
-
-    def log_prob(self, action):
-        return self.numbers.squeeze(-1)
-
-    def entropy(self):
-        return self.numbers.squeeze(-1)
-
-    def kl(self, other):
-        return self.numbers.squeeze(-1)
 
 
 @pytest.mark.parametrize("kind", KINDS)

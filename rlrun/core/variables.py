@@ -1,0 +1,23 @@
+"""Variables of the process's environment, for a while."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+
+@contextmanager
+def variables(change: Mapping[str, str]) -> Iterator[None]:
+    """Sets variables of this process's environment, which processes that start meanwhile inherit. Afterwards each has
+    its former value, or none if it had none."""
+    before = {name: os.environ.get(name) for name in change}
+    os.environ.update(change)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
