@@ -42,6 +42,9 @@ def main(words: list[str]) -> int:
     if words[0] in OTHERS:
         return importlib.import_module(OTHERS[words[0]]).main(words[1:])
     kind, words = words[0], words[1:]
+    if {"-h", "--help"} & {*words}:
+        print(__doc__)
+        return 0
     json_file = None
     at = next((number for number, word in enumerate(words) if word.partition("=")[0] == "--json"), None)
     if at is not None:

@@ -217,6 +217,12 @@ def test_what_only_prints(words, capsys):
     assert expected.get(words[-1] if words else "", "train") in out
 
 
+@pytest.mark.parametrize("words", [["throughput"], ["throughput", "--all"], ["throughput", "algo=ppo"], ["replay"]])
+def test_help_of_a_benchmark_describes_it_and_measures_nothing(capsys, words):
+    assert cli._dispatch(["benchmark", *words, "--help"]) == 0
+    assert capsys.readouterr().out.startswith("rlrun benchmark throughput algo=... env=...")
+
+
 def test_help_has_the_comments_and_only_the_options_of_the_chosen_algorithm(capsys):
     assert cli._dispatch(["train", "--help"]) == 0
     out = capsys.readouterr().out
