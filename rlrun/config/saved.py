@@ -171,16 +171,16 @@ def _as_before(values: dict[str, Any]) -> None:
 
 
 def _limit_as_before(env: dict[str, Any]) -> None:
-    """Makes env.max_episode_steps, which counts decisions, of a time limit that was given among the arguments.
+    """Moves a time limit from the environment's arguments to env.max_episode_steps, which counts decisions.
 
-    That one counted the environment's own steps, and held where env.max_episode_steps was not set."""
+    As an argument it counted the environment's own steps, and it held only where env.max_episode_steps was not set."""
     kwargs = env.get("kwargs")
     limit = kwargs.pop("max_episode_steps", None) if isinstance(kwargs, dict) else None
     if isinstance(limit, int) and env.get("max_episode_steps") is None:
         env["max_episode_steps"] = -(-limit // env["action_repeat"])
 
 
-# In float32, 0 / LEAST_EPSILON is 0, and adding it to a root changes nothing but a 0.
+# It is so small that adding it matters only to a root of 0, and 0 divided by it is 0.
 LEAST_EPSILON = 1e-30
 
 

@@ -18,7 +18,7 @@ from rlrun.core.schedule import Clock
 from rlrun.core.timing import Timers
 
 LOOK_SEC = 30.0  # seconds between two looks; a run that is shorter has little to gain from advice
-BUSY = 1.5  # processes that want each core of the machine, from which on the times of this run say little about it
+BUSY = 1.5  # running and waiting processes per core; with more, times say little about the machine
 # A look needs so many env steps, or LOOK_SEC spent in them: in fewer, a few pauses of a busy machine weigh too much.
 LOOK_STEPS = 2000
 

@@ -117,9 +117,9 @@ class DataRows:
         }
 
     def load(self, state: dict[str, Any], folder: Path | None) -> None:
-        """Goes on where state() was. One that another learner saved, where there is none of this learner's own, has the
-        place in the data and priorities for the same rows; random streams then begin anew with the run's generation.
-        Raises UserError if the data have changed."""
+        """Goes on where state() was. The state may be another learner's, where a checkpoint has none of this learner.
+        Then the place in the data and the priorities are that learner's, and the random streams begin anew with the
+        run's generation. Raises UserError if the data have changed."""
         if len(state["shelves"]) != len(self.shelves):
             raise UserError("the checkpoint was made with another number of data sets; data.path must be the same")
         own = state.get("rank", 0) == self.rank  # older checkpoints have the first learner's alone

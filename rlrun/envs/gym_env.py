@@ -108,7 +108,7 @@ class GymEnv:
                 int(np.argmin(np.isfinite(reward))), f"the reward {reward[~np.isfinite(reward)][0]}", action
             )
         over = terminated | truncated
-        if self.native:  # no other can do this
+        if self.native:  # SyncVectorEnv only resets in that step
             if (twice := self.ended & over).any():
                 what = "an end in the step after an end, where NEXT_STEP only begins the next episode,"
                 raise self._bad(int(np.argmax(twice)), what, action)

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from typing import Any
 
-PARENT = "RLRUN_PARENT"  # the environment variable with the number of the process whose end ends a job
+PARENT = "RLRUN_PARENT"  # an environment variable: the id of the process that must live for the job to go on
 
 
 def main() -> int:

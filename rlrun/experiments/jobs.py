@@ -38,9 +38,8 @@ class Place(NamedTuple):
 
     cores: tuple[int, ...]
     gpu: str | None  # the job's CUDA_VISIBLE_DEVICES; None leaves that variable as it is
-    share: int | None = (
-        None  # the number of these cores that the job takes, with other jobs on the same ones; None: all
-    )
+    # How many of these cores the job may use, where other jobs run on the same ones. None: all.
+    share: int | None = None
 
 
 def gpus() -> list[str]:
