@@ -2,8 +2,9 @@
 
 from rlrun.core.ranks import ALONE
 from rlrun.machine.machine import Machine, measured
-from rlrun.runtime.build import LearnerParts, preflight, train
+from rlrun.runtime.build import LearnerParts, train
 from rlrun.runtime.plan import Plan, plan
+from rlrun.runtime.preflight import preflight
 
 
 class Wired(LearnerParts):

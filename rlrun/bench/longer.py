@@ -14,7 +14,7 @@ from typing import Any
 from rlrun.bench.results import CurveRow, Key, first_reach, from_run, rows_of
 from rlrun.bench.tables import Table, Wanted
 from rlrun.core.errors import UserError
-from rlrun.experiments.jobs import summary_of
+from rlrun.experiments.outcomes import summary_of
 from rlrun.experiments.runs import SavedRun, science_of
 
 ENDED = ("COMPLETED", "STOPPED", "INTERRUPTED")

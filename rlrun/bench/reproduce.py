@@ -22,7 +22,9 @@ from rlrun.bench.tables import Wanted, load, select
 from rlrun.cli import take_flags
 from rlrun.config.paths import options
 from rlrun.core.errors import UserError, closest
-from rlrun.experiments.jobs import DONE, Outcome, Pool, TrainingJob, check_timeout, clear, known, places
+from rlrun.experiments.jobs import Pool, check_timeout, clear
+from rlrun.experiments.outcomes import DONE, Outcome, TrainingJob, known
+from rlrun.experiments.places import places
 from rlrun.experiments.runs import SavedRun, science_of
 from rlrun.experiments.view import view
 from rlrun.loggers.mlflow import flatten

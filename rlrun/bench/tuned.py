@@ -24,7 +24,9 @@ from rlrun.cli import take_flags
 from rlrun.config.paths import options, root
 from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError, closest
-from rlrun.experiments.jobs import DONE, Fixed, Outcome, Pool, TrainingJob, check_timeout, clear, known, places
+from rlrun.experiments.jobs import Fixed, Pool, check_timeout, clear
+from rlrun.experiments.outcomes import DONE, Outcome, TrainingJob, known
+from rlrun.experiments.places import places
 from rlrun.experiments.runs import RETURN, SavedRun
 from rlrun.experiments.view import text_table, view
 from rlrun.loggers.console import duration

@@ -230,10 +230,11 @@ def check(
 def every(report: Any, name: str, changes: dict[str, Any], seconds: float, cores: int) -> None:
     """Chooses the checks that the environment's family needs, and makes them."""
     from rlrun.envs.agent_games import AgentsConfig
-    from rlrun.envs.check_agents import ParallelChecks, TurnsChecks
+    from rlrun.envs.check_agents import ParallelChecks
     from rlrun.envs.check_gym import GymChecks
     from rlrun.envs.check_pace import CheckPace
     from rlrun.envs.check_report import Stop
+    from rlrun.envs.check_turns import TurnsChecks
 
     pace = CheckPace(seconds * 0.4, seconds * 0.4, cores)
     cfg = read(report, name, changes)

@@ -60,10 +60,10 @@ def resume(path: Path, changes: dict[str, Any], trusted: bool = False, needed: b
     from rlrun.config.unused import flattened
     from rlrun.core.passwords import check_logger
     from rlrun.runtime import session
-    from rlrun.runtime.build import preflight
     from rlrun.runtime.cluster import machine_for
     from rlrun.runtime.leftovers import tidy
     from rlrun.runtime.plan import check_saved, plan
+    from rlrun.runtime.preflight import preflight
     from rlrun.runtime.rundir import SILENT, RunDir, checkpoints_of
     from rlrun.runtime.unused import refuse_unused
 
@@ -167,7 +167,7 @@ def finished(known: dict[str, Any], over: Stops, state: dict[str, Any]) -> dict[
     such summary.
 
     known: its summary. over: how it would end. state: the checkpoint's run.json."""
-    from rlrun.experiments.jobs import DONE
+    from rlrun.experiments.outcomes import DONE
 
     if known.get("status") in DONE and known.get("env_steps") == state["env_steps"]:
         return known

@@ -41,7 +41,8 @@ from rlrun.commands.sweep_check import JobCheck
 from rlrun.core.errors import UserError, closest
 
 if TYPE_CHECKING:
-    from rlrun.experiments.jobs import Place, Starter
+    from rlrun.experiments.jobs import Starter
+    from rlrun.experiments.places import Place
 
 FLAGS = {
     "--jobs": int,
@@ -367,7 +368,8 @@ def started(flags: dict[str, Any], folder: Path, cwd: str) -> Iterator[tuple[Sta
 
         yield Queue(flags["--cluster"], parse(given) if given else {}, folder), slots(flags["--jobs"])
     else:
-        from rlrun.experiments.jobs import Here, places
+        from rlrun.experiments.jobs import Here
+        from rlrun.experiments.places import places
 
         yield Here(cwd=here), places(flags["--jobs"])
 
@@ -375,7 +377,8 @@ def started(flags: dict[str, Any], folder: Path, cwd: str) -> Iterator[tuple[Sta
 def work(folder: Path, flags: dict[str, Any]) -> int:
     """Runs the jobs that are left. Returns 0 when all are done, 1 when one failed, 130 or 143 after a signal. The
     caller holds the directory."""
-    from rlrun.experiments.jobs import DONE, Pool, checkpoints, known
+    from rlrun.experiments.jobs import Pool
+    from rlrun.experiments.outcomes import DONE, checkpoints, known
     from rlrun.experiments.record import Parent, read
     from rlrun.experiments.view import view
 

@@ -141,8 +141,8 @@ def check_plan(values: dict[str, Any], given: dict[str, Any], auto: bool) -> Non
 
     from rlrun.commands.train import planned_here
     from rlrun.config.run import type_config
-    from rlrun.runtime.build import preflight
     from rlrun.runtime.cluster import machine_for
+    from rlrun.runtime.preflight import preflight
     from rlrun.runtime.unused import refuse_unused
 
     machine = machine_for(type_config(values))

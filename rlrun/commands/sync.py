@@ -68,7 +68,7 @@ def sync(place: Path, given: dict[str, Any], trusted: bool) -> Iterator[tuple[Pa
     if not (place / "sweep.json").is_file():
         yield place, _attempt(Target(place, None), given, trusted)
         return
-    from rlrun.experiments.jobs import known
+    from rlrun.experiments.outcomes import known
     from rlrun.experiments.record import Parent, held, read
 
     with held(place):

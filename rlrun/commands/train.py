@@ -109,10 +109,10 @@ def plan_of(values: dict[str, Any], given: dict[str, Any], said: Sequence[str] =
     """Prints the same for a plain config. given: the options, by path, that the user set. said: notes for the top."""
     from rlrun.config.automatic import settled
     from rlrun.config.run import type_config
-    from rlrun.runtime.build import preflight
     from rlrun.runtime.cluster import machine_for
     from rlrun.runtime.data_plan import fill_spec
     from rlrun.runtime.plan_text import described
+    from rlrun.runtime.preflight import preflight
     from rlrun.runtime.unused import refuse_unused
 
     values, lines = fill_spec(values), list(said)
@@ -133,9 +133,9 @@ def start(values: dict[str, Any], given: dict[str, Any], watch: Any = None, said
     from rlrun.config.run import type_config
     from rlrun.core.passwords import check_logger
     from rlrun.loggers.console import say
-    from rlrun.runtime.build import preflight
     from rlrun.runtime.cluster import machine_for
     from rlrun.runtime.data_plan import fill_spec
+    from rlrun.runtime.preflight import preflight
     from rlrun.runtime.rundir import RunDir
     from rlrun.runtime.unused import refuse_unused
 

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rlrun.core.errors import UserError
-from rlrun.experiments.jobs import quoted
 
 # Groups whose dictionary may have a `name`, which chooses the group's file, beside options: env={"name": ..., ...}.
 CHOSEN = ("algo", "env", "runner", "replay", "model", "resources")
@@ -104,3 +103,8 @@ def looks_like_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def quoted(text: str) -> str:
+    """The text in quotes for the right side of a Hydra override, where only a backslash before a quote is special."""
+    return "'" + re.sub(r"(\\*)'", r"\1\1\\'", re.sub(r"(\\+)$", r"\1\1", text)) + "'"

@@ -15,7 +15,9 @@ from typing import Any
 from rlrun.core.errors import UserError, closest
 from rlrun.core.installing import install_line
 from rlrun.experiments.job_parent import PARENT
-from rlrun.experiments.jobs import LOST, Place, TrainingJob, command_of
+from rlrun.experiments.jobs import command_of
+from rlrun.experiments.outcomes import LOST, TrainingJob
+from rlrun.experiments.places import Place
 
 CLUSTERS = ("slurm", "ray", "local")
 # These are submitit's own parameters; all others are SLURM's.

@@ -5,10 +5,7 @@ A job that fails, hangs or is killed never stops the others.
 
 from __future__ import annotations
 
-import itertools
-import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -16,101 +13,30 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+from rlrun.config.words import quoted
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.run_lock import held, holder
-from rlrun.core.saved_files import check_run_config, read_summary
 from rlrun.experiments.job_parent import PARENT
-from rlrun.machine.machine import SHARE, cores, pinned
+from rlrun.experiments.outcomes import (
+    DONE,
+    LOST,
+    Outcome,
+    TrainingJob,
+    checkpoints,
+    holds_run,
+    last_row,
+    settle,
+    version,
+)
+from rlrun.experiments.places import Place
+from rlrun.machine.machine import SHARE
 
 POLL_SEC = 0.2
 LOOK_SEC = 2.0  # seconds between two looks at a job's progress
 GRACE_SEC = 180.0  # seconds that a job gets to save and end before it is killed
-DONE = ("COMPLETED", "STOPPED")  # the statuses of a run that has nothing left to do
-LOST = 255  # the exit code of a job that a queue has ended, or whose machine was lost; no job of rlrun's has it
-
-
-class Place(NamedTuple):
-    """The cores and the GPU on which one job runs at a time."""
-
-    cores: tuple[int, ...]
-    gpu: str | None  # the job's CUDA_VISIBLE_DEVICES; None leaves that variable as it is
-    # How many of these cores the job may use, where other jobs run on the same ones. None: all.
-    share: int | None = None
-
-
-def gpus() -> list[str]:
-    """The visible GPUs, by the names that CUDA_VISIBLE_DEVICES takes."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        # A negative number hides itself and all that follow it (CUDA's programming guide).
-        return list(itertools.takewhile(lambda name: not name.startswith("-"), filter(None, visible.split(","))))
-    import torch
-
-    return [str(index) for index in range(torch.cuda.device_count())]
-
-
-def places(jobs: int | None, own: list[int] | None = None, devices: list[str] | None = None) -> list[Place]:
-    """Places for this number of jobs, which share the cores and the GPUs evenly.
-
-    None makes one place for each GPU, or one for every two cores where there is no GPU. UserError for less than one.
-    """
-    total, fixed = (cores(), pinned()) if own is None else (len(own), True)
-    own = sorted(os.sched_getaffinity(0)) if own is None else own
-    devices = gpus() if devices is None else devices
-    count = jobs if jobs is not None else len(devices) or max(1, total // 2)
-    if count < 1:
-        raise UserError("--jobs must be at least 1")
-    made = []
-    for index in range(count):
-        first, last = index * total // count, (index + 1) * total // count
-        gpu = devices[index % len(devices)] if devices else None
-        if fixed:  # with more jobs than cores, some share a core
-            made.append(Place(tuple(own[first:last]) or (own[index % total],), gpu))
-        else:
-            made.append(Place(tuple(own), gpu, max(1, last - first)))
-    return made
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrainingJob:
-    name: str
-    words: tuple[str, ...]  # the words for `rlrun train`, without run_dir
-    run_dir: Path
-    log: Path
-    resume: tuple[str, ...] = ()  # the words for `rlrun resume`, where the run has a checkpoint
-    trusted: bool = False  # whether its config may name modules that no installed package contains (--trust)
-
-
-@dataclass(kw_only=True)
-class Outcome:
-    """A job and what became of it."""
-
-    job: TrainingJob
-    # WAITING, then RUNNING, then the status in its summary: COMPLETED, STOPPED, INTERRUPTED or FAILED. A job that the
-    # supply ended is PRUNED.
-    status: str = "WAITING"
-    reason: str = ""
-    row: dict[str, Any] = field(default_factory=dict)  # the last row of progress.jsonl
-    summary: dict[str, Any] = field(default_factory=dict)
-    lost: bool = False  # whether it failed because its machine or its queue did
-
-    @property
-    def return_mean(self) -> float | None:
-        """The mean return of training or, where nothing is played, as with runner=offline, of the last evaluation."""
-        played = self.summary.get("return_mean", self.row.get("sample/return_mean"))
-        return self.summary.get("eval_return_mean") if played is None else played
-
-    @property
-    def env_steps(self) -> int:
-        return self.summary.get("env_steps", self.row.get("env_steps", 0))
-
-    @property
-    def wall_sec(self) -> float:
-        return self.summary.get("wall_sec", self.row.get("time_sec", 0.0))
 
 
 class Supply(Protocol):
@@ -355,15 +281,6 @@ def command_of(job: TrainingJob) -> list[str]:
     return [sys.executable, "-m", "rlrun.experiments.job", *words, *trust]
 
 
-def known(job: TrainingJob) -> Outcome:
-    """The outcome that an earlier session left of a job. Its status is WAITING where the job is not done."""
-    outcome = Outcome(job=job, row=last_row(job.run_dir) or {})
-    if job.run_dir.exists():
-        settle(outcome, None)
-        outcome.status = outcome.status if outcome.status in DONE else "WAITING"
-    return outcome
-
-
 def clear(job: TrainingJob) -> None:
     """Removes the directory of a run that has no checkpoint, since it cannot be resumed. A directory in which rlrun has
     made no run is left as it is.
@@ -384,102 +301,7 @@ def clear(job: TrainingJob) -> None:
         shutil.rmtree(job.run_dir)
 
 
-def holds_run(folder: Path) -> bool:
-    """Whether a folder has the config.yaml or the summary.json of a run."""
-    if {"status", "algo", "env", "seed"} <= summary_of(folder).keys():
-        return True
-    from rlrun.config.types import load_yaml
-
-    path = folder / "config.yaml"
-    try:
-        check_run_config(load_yaml(path), path)
-    except (OSError, UserError):
-        return False
-    return True
-
-
 def check_timeout(seconds: float | None) -> None:
     """UserError where --timeout is no time that a run could take."""
     if seconds is not None and not seconds > 0:
         raise UserError("--timeout must be positive")
-
-
-def checkpoints(run_dir: Path) -> list[str]:
-    """The names of a run's checkpoints, oldest first."""
-    return sorted(path.name for path in (run_dir / "checkpoints").glob("[0-9]*") if path.is_dir())
-
-
-def quoted(text: str) -> str:
-    """The text in quotes for the right side of a Hydra override, where only a backslash before a quote is special."""
-    return "'" + re.sub(r"(\\*)'", r"\1\1\\'", re.sub(r"(\\+)$", r"\1\1", text)) + "'"
-
-
-def summary_of(run_dir: Path) -> dict[str, Any]:
-    """The contents of summary.json; empty where there is no readable one."""
-    return read_summary(run_dir / "summary.json")
-
-
-def version(run_dir: Path) -> tuple[int, int] | None:
-    """The time and inode of summary.json, which each session writes anew; None where there is no summary."""
-    try:
-        found = (run_dir / "summary.json").stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_ino
-
-
-def settle(outcome: Outcome, code: int | None, before: tuple[int, int] | None = None) -> None:
-    """Sets an outcome's status and reason from the run's summary and its process's exit code.
-
-    code: None for a job of an earlier session. before: the version of the summary that was there when the job began; a
-    summary of that version says nothing about this session and is ignored.
-    """
-    found = summary_of(outcome.job.run_dir) if before is None or version(outcome.job.run_dir) != before else {}
-    outcome.status, outcome.reason = (
-        found.get("status", "FAILED"),
-        str(found.get("reason") or "").strip().split("\n")[-1],
-    )
-    if outcome.status == "RUNNING" and code == 0 and held(outcome.job.run_dir):
-        outcome.status, outcome.reason = "COMPLETED", "another process has resumed the run since"
-        return
-    if outcome.status == "RUNNING":  # the process died before it could write how it ended
-        outcome.status = "FAILED"
-    elif found:
-        outcome.summary = found
-    if code is None:
-        return
-    if code < 0:
-        outcome.status, outcome.reason = "FAILED", f"killed by {signal.Signals(-code).name}"
-    elif code not in (0, 128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP):
-        outcome.status, outcome.reason = "FAILED", outcome.reason or last_line(outcome.job.log)
-    elif outcome.status == "FAILED" and not outcome.reason:
-        outcome.reason = last_line(outcome.job.log)
-
-
-def last_row(run_dir: Path, having: str | None = None) -> dict[str, Any] | None:
-    """The last whole row of progress.jsonl, read from the end of the file; None where there is none. having: a value
-    that the row must have."""
-    try:
-        with (run_dir / "progress.jsonl").open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - (16384 if having is None else 2**20)))
-            lines = file.read().split(b"\n")
-    except OSError:
-        return None
-    for line in reversed(lines):
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and (having is None or row.get(having) is not None):
-            return row
-    return None
-
-
-def last_line(path: Path) -> str:
-    """The last line of a log; empty where there is none."""
-    try:
-        lines = path.read_text(errors="replace").strip().splitlines()
-    except OSError:
-        return ""
-    return lines[-1].removeprefix("rlrun: ") if lines else ""

@@ -32,7 +32,7 @@ from rlrun.config.words import word
 from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError
 from rlrun.experiments.grid import Interval, Space
-from rlrun.experiments.jobs import DONE, Outcome, TrainingJob, checkpoints, summary_of
+from rlrun.experiments.outcomes import DONE, Outcome, TrainingJob, checkpoints, summary_of
 from rlrun.experiments.record import job_in
 
 # The share of the population that is replaced, and the share that is copied (section 3: truncation selection).

@@ -23,7 +23,9 @@ from rlrun.config.unused import conditions_of
 from rlrun.core.conditions import OnlyWith, shown
 from rlrun.core.errors import RunFailed, UserError, closest
 from rlrun.core.ranges import Count, NotNegative
-from rlrun.experiments.jobs import LOST, Place, TrainingJob, command_of
+from rlrun.experiments.jobs import command_of
+from rlrun.experiments.outcomes import LOST, TrainingJob
+from rlrun.experiments.places import Place
 from rlrun.machine.machine import cores
 from rlrun.machine.nodes import RayConfig, simulated
 from rlrun.version import sources

@@ -16,7 +16,7 @@ from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError, check_name
 from rlrun.core.passwords import check_known, masked, masked_values, whole
 from rlrun.core.plugins import TRUST
-from rlrun.experiments.jobs import DONE, Outcome, TrainingJob
+from rlrun.experiments.outcomes import DONE, Outcome, TrainingJob
 
 FORMAT = 1
 STATUSES = ("COMPLETED", "STOPPED", "INTERRUPTED", "FAILED", "PRUNED", "WAITING")

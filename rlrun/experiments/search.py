@@ -16,7 +16,7 @@ from typing import Any
 from rlrun.core.errors import UserError
 from rlrun.core.installing import install_line
 from rlrun.experiments.grid import Space, Variation, job_name
-from rlrun.experiments.jobs import DONE, Outcome, TrainingJob, last_row
+from rlrun.experiments.outcomes import DONE, Outcome, TrainingJob, last_row
 from rlrun.experiments.record import job_in
 
 METHODS = ("random", "tpe")

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
-from rlrun.experiments.jobs import Outcome, View
+from rlrun.experiments.jobs import View
+from rlrun.experiments.outcomes import Outcome
 from rlrun.loggers.console import duration
 
 COLOURS = {

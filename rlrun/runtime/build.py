@@ -22,16 +22,13 @@ from rlrun.config.run import Typed
 from rlrun.core.algorithm import Algorithm, LearnerContext, Needs
 from rlrun.core.callbacks import (
     Callback,
-    EnvCallback,
-    callback_class,
     make_callbacks,
     told_before,
     watches_learning,
 )
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.errors import UserError
-from rlrun.core.evaluation import make_evaluation
-from rlrun.core.evolution import NoiseTable, check_noise
+from rlrun.core.evolution import NoiseTable
 from rlrun.core.learners import FollowingLearner
 from rlrun.core.policy import Policy
 from rlrun.core.ranks import ALONE, Ranks
@@ -41,12 +38,10 @@ from rlrun.core.watchdog import watched
 from rlrun.dataflow.cut import Cut, Cuts
 from rlrun.dataflow.meeting import StoreCut
 from rlrun.dataflow.ranks import company
-from rlrun.dataflow.shared import shared_bytes
 from rlrun.dataflow.workers import start_within
 from rlrun.datasets.recorder import RecordingSampler
 from rlrun.datasets.rows import DataRows
 from rlrun.machine.graphs import CudaGraphs, GraphRecorder
-from rlrun.machine.machine import Machine
 from rlrun.machine.products import Products
 from rlrun.machine.resources import Resources
 from rlrun.machine.tapes import Tapes
@@ -62,9 +57,7 @@ from rlrun.runtime.cluster import PLAYERS, SAMPLERS, brief, engine_of, learners_
 from rlrun.runtime.data_plan import recorder
 from rlrun.runtime.given_weights import begin_with, give_weights
 from rlrun.runtime.plan import Plan, PolicyFactory
-from rlrun.runtime.room import allow_files, check_processes, check_shared, shares_learner
 from rlrun.runtime.rundir import command_line
-from rlrun.runtime.training_estimates import check_estimates
 from rlrun.samplers.base import Sampler
 from rlrun.samplers.batched import BatchedSampler
 from rlrun.samplers.local import LocalSampler
@@ -431,59 +424,3 @@ def watching(plan: Plan) -> contextlib.AbstractContextManager[None]:
     """Returns a context in which the environments of a learner other than the first are watched, if it steps them in
     its own process. One that cannot be interrupted ends that process, so that the first learner notices."""
     return watched(plan.limits()) if plan.resources.inference == "serial" else contextlib.nullcontext()
-
-
-def preflight(plan: Plan, machine: Machine) -> list[Callback]:
-    """Builds the algorithm once and checks cores, memory and the user's parts, before the run directory or a worker
-    exists. Returns the user's callbacks, which the run takes over.
-
-    Raises UserError if the run cannot work."""
-    check_processes(plan, machine.sampling_cores)
-    parts = build(plan, Ranks(world=plan.learners_in_lockstep))
-    parts.callbacks = []
-    algorithm = parts.algorithm()
-    if plan.replay is not None:
-        plan.replay.check(machine.free_memory, plan.resources.device)
-    if plan.data is not None:
-        plan.data.check(machine.free_memory)
-    if plan.config.run.record is not None:
-        check_record(plan)
-    if plan.needs.population is not None:
-        check_noise(plan.needs.population.noise_size, plan.parameters, machine.free_memory, machine.free_shared)
-    check_shared(plan, machine.free_shared, shared_bytes(algorithm) if shares_learner(plan) else 0)
-    allow_files(plan)
-    check_estimates(plan, machine.free_memory)
-    if plan.config.run.eval.function is not None:
-        make_evaluation(plan.config.run.eval.function)
-    return checked_callbacks(plan)
-
-
-def check_record(plan: Plan) -> None:
-    """Raises UserError if a run that should be recorded gathers no rows, or if its folder cannot take them."""
-    if plan.config.runner.name in ("offline", "evolution"):
-        raise UserError(
-            f"record= writes the rows that samplers hand over, and runner={plan.config.runner.name} has none;"
-            " rlrun record RUN_DIR records the trained policy"
-        )
-    record = plan.policy_factory(acting=True)().record_spec(plan.needs.record)
-    assert plan.config.run.record is not None
-    folder = Path(plan.config.run.record)
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        recorder(plan.config, plan.spec, record, command_line())
-    finally:
-        for path in missing:  # the run makes them again; --plan should leave nothing behind
-            with contextlib.suppress(OSError):  # another run may have begun there
-                path.rmdir()
-
-
-def checked_callbacks(plan: Plan) -> list[Callback]:
-    """Makes every callback. Raises UserError if one cannot be made, or would never be called."""
-    names = plan.config.run.callbacks
-    if make_callbacks(names, EnvCallback) and plan.needs.population is not None:
-        watching = next(name for name in names if issubclass(callback_class(name), EnvCallback))
-        raise UserError(
-            f"callbacks={watching} watches env steps, but samplers of runner={plan.config.runner.name} report returns"
-            " only; a subclass of rlrun.Callback is told about these"
-        )
-    return make_callbacks(names, Callback)

@@ -128,7 +128,7 @@ that, every option with its comment, and the names that RLlib and the paper have
 
 def _planned_somewhere(name: str, *words: str) -> Any:
     """The plan of an algorithm on the first environment that it can learn, with all checks before a run starts."""
-    from rlrun.runtime.build import preflight
+    from rlrun.runtime.preflight import preflight
 
     errors = []
     for env in ENVIRONMENTS:

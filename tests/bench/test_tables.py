@@ -434,7 +434,7 @@ def test_a_cell_waits_for_the_run_that_may_contain_it(tmp_path):
 
 def waiting_for(folder, *cells):
     """The jobs of cells with seed 1, and their outcomes, as Cells takes them."""
-    from rlrun.experiments.jobs import Outcome, TrainingJob
+    from rlrun.experiments.outcomes import Outcome, TrainingJob
     from rlrun.loggers.mlflow import flatten
 
     jobs = {key_of(one, 1, 1.0).run: CellJob(key_of(one, 1, 1.0), one, dict(flatten(config_of(one)))) for one in cells}

@@ -7,7 +7,7 @@ from conftest import compose
 
 from rlrun.bench.tuned import Bar, choose, judged
 from rlrun.core.errors import UserError
-from rlrun.experiments.jobs import Outcome, TrainingJob
+from rlrun.experiments.outcomes import Outcome, TrainingJob
 
 
 def test_the_seconds_of_a_gpu_make_no_file_fast_without_one():

@@ -14,7 +14,8 @@ import pytest
 
 from rlrun.cluster.engine import HostLost
 from rlrun.core.errors import UserError
-from rlrun.experiments.jobs import LOST, Place, TrainingJob
+from rlrun.experiments.outcomes import LOST, TrainingJob
+from rlrun.experiments.places import Place
 from rlrun.experiments.ray_job import RemoteJob
 from rlrun.experiments.ray_queue import RayQueue
 from rlrun.machine.own_cores import OwnCores

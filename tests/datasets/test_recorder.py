@@ -290,7 +290,7 @@ def test_what_only_the_rows_tell_is_a_sentence_too(recorded, tmp_path, capsys):
 def test_returns_of_a_run_from_data_are_those_of_evaluation(recorded, tmp_path, capsys):
     from rlrun.commands.plot import main as plot
     from rlrun.commands.report import main as report
-    from rlrun.experiments.jobs import Outcome, TrainingJob
+    from rlrun.experiments.outcomes import Outcome, TrainingJob
 
     run = tmp_path / "run"
     words = [*OFFLINE, "env=rlrun/Identity-v0", f"data.path={recorded}", "env_steps=2000", "eval.every=500"]

@@ -13,24 +13,13 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
+from rlrun.config.words import quoted
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.experiments import job_parent
 from rlrun.experiments.cluster import Queue, run_logged
-from rlrun.experiments.jobs import (
-    LOST,
-    Fixed,
-    Here,
-    Outcome,
-    Place,
-    Pool,
-    TrainingJob,
-    checkpoints,
-    command_of,
-    last_row,
-    places,
-    quoted,
-    settle,
-)
+from rlrun.experiments.jobs import Fixed, Here, Pool, command_of
+from rlrun.experiments.outcomes import LOST, Outcome, TrainingJob, checkpoints, last_row, settle
+from rlrun.experiments.places import Place, places
 from rlrun.experiments.view import JobLines, counts, text_table
 
 # This script leaves what a run leaves: a row and, after {sleep} seconds, a summary. After SIGTERM the summary says

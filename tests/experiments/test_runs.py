@@ -69,7 +69,7 @@ def test_settings_that_differ_late_have_names_of_their_own(tmp_path):
 
 def test_a_run_that_begins_with_given_weights_is_no_seed_of_one_that_does_not(runs):
     from rlrun.bench.reproduce import same_options
-    from rlrun.experiments.jobs import TrainingJob
+    from rlrun.experiments.outcomes import TrainingJob
 
     warm = saved(runs / "warm", *BASE, "seed=3", "init=a_run")
     older = json.loads((runs / "pg-2" / "config.yaml").read_text())

@@ -13,7 +13,7 @@ from rlrun.commands.sweep import main as sweep
 from rlrun.config.signature import sign
 from rlrun.core.errors import UserError
 from rlrun.experiments.grid import parse
-from rlrun.experiments.jobs import Outcome
+from rlrun.experiments.outcomes import Outcome
 from rlrun.experiments.population import FACTORS, PopulationTraining, bounded, fits, take_over, yaml_value
 from rlrun.experiments.search import Trials
 

@@ -19,8 +19,8 @@ from rlrun.dataflow.shared import SharedLearner
 from rlrun.dataflow.weights import WeightBus
 from rlrun.loggers.jsonl import Jsonl, read
 from rlrun.machine.machine import measured
-from rlrun.runtime.build import preflight
 from rlrun.runtime.plan import plan
+from rlrun.runtime.preflight import preflight
 from rlrun.runtime.room import REST, allow_files, check_processes, check_shared, shared_parts
 from rlrun.runtime.rundir import SILENT, RunDir
 

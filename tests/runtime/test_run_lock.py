@@ -119,7 +119,7 @@ def test_a_run_directory_in_use_says_by_whom(tmp_path):
 
 def test_two_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
     """The second one begins when the first has passed its checks."""
-    from rlrun.runtime import build, rundir
+    from rlrun.runtime import preflight, rundir
 
     class Standing(rundir.datetime):
         @classmethod
@@ -127,15 +127,15 @@ def test_two_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_pa
             return cls(2026, 1, 2, 3, 4, 5, tzinfo=tz)
 
     words = ["algo=pg", "env=CartPole-v1", "env_steps=50", "resources=debug", "logger=[]", f"runs_root={tmp_path}"]
-    preflight = build.preflight
+    checks = preflight.preflight
 
     def second_begins(*planned):
-        monkeypatch.setattr(build, "preflight", preflight)
+        monkeypatch.setattr(preflight, "preflight", checks)
         assert _dispatch(["train", *words]) == 0
-        return preflight(*planned)
+        return checks(*planned)
 
     monkeypatch.setattr(rundir, "datetime", Standing)
-    monkeypatch.setattr(build, "preflight", second_begins)
+    monkeypatch.setattr(preflight, "preflight", second_begins)
     assert _dispatch(["train", *words]) == 0
     name = "20260102-030405-seed0"
     runs = tmp_path / "pg" / "CartPole-v1"
