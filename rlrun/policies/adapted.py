@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 from torch import Tensor
@@ -17,6 +18,9 @@ from rlrun.models.per_column import frozen_in, plain, size_of, vector_of, with_v
 from rlrun.ops.distributions import Distribution
 from rlrun.policies.distribution import DistributionPolicy, Outputs
 from rlrun.policies.exploration import Explorer
+
+# PyTorch tells its users that vmap computes this function for one task after the other.
+warnings.filterwarnings("ignore", message=".*batching rule for aten::special_log_ndtr", category=UserWarning)
 
 
 class AdaptedPolicy(DistributionPolicy):

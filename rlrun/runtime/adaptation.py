@@ -34,6 +34,8 @@ def adapted_returns(trained: Trained, count: int, seed: int) -> np.ndarray:
     factory = Factory(cfg=config.env, spec=made.spec, seeds=seeds, stream="evaluate", learning=False)
     device = torch.device("cpu")
     context = LearnerContext(device, seeds.generator("evaluate-adaptation"))
+    for name, parameter in trained.policy.named_parameters():  # a loaded policy is frozen, and this one adapts
+        parameter.requires_grad_(name not in trained.policy.frozen)
     algorithm = config.algorithm(trained.policy, made.spec, config.algo, context)
     sampler = SerialSampler(replace(build(made).sampler_plan(0), make_env=factory, seeds=seeds, callbacks=()), device)
     found = np.zeros((tasks.rounds, 0))

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import json
 import math
 
 import gymnasium
@@ -439,7 +440,7 @@ def test_adaptation_finds_a_hidden_goal(typed):
 
 
 @pytest.mark.parametrize("algo", ["maml", "mbmpo"])
-def test_a_resumed_exact_run_equals_one_without_a_pause(tmp_path, algo):
+def test_a_resumed_exact_run_equals_one_without_a_pause_and_is_evaluated(tmp_path, algo, capsys):
     from rlrun.cli import _dispatch
     from rlrun.core.checkpoint import Checkpoints
 
@@ -456,3 +457,10 @@ def test_a_resumed_exact_run_equals_one_without_a_pause(tmp_path, algo):
     assert facts["env_steps"] == others["env_steps"] >= 2 * steps and facts["updates"] == others["updates"] > 2
     for name, value in one["algorithm"]["module"].items():
         assert torch.equal(value, other["algorithm"]["module"][name]), name
+    told = []
+    for run in runs:
+        capsys.readouterr()
+        assert _dispatch(["evaluate", str(run), "episodes=4", "--json"]) == 0
+        told.append({**json.loads(capsys.readouterr().out), "run_dir": None})
+    assert told[0] == told[1] and told[0]["adapt_0" if algo == "maml" else "return_mean"] < 0
+    assert algo == "mbmpo" or told[0]["adapt_1"] != told[0]["adapt_0"]
