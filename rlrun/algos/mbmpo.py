@@ -8,7 +8,8 @@ ones (line 5), fits the ensemble to them (line 6), and then makes maml_updates u
 rows are imagined: every task is a member, and begins episodes of imagined_length rows with observations that real
 episodes began with. At last every task's policy is adapted once more, for the next real rows.
 Recorded: nothing.
-Options: the first random_steps env steps are uniformly random, and no update learns before they are over.
+Options: the first random_steps env steps are uniformly random, and no update learns before they are over (with
+explore=false there are none).
 Differs from the paper: the outer step is PPO's and not TRPO's. Imagined episodes have one length and never end, as in
 the author's code; their last rows bootstrap from the value. Rewards are known functions of observations
 (envs/rewards.py, or the environment's own method reward(obs, action, next_obs)).
@@ -118,7 +119,7 @@ class MBMPO(MAML):
         metrics: dict[str, Any] = self.prediction_errors(batch) if int(self.fits) else {}
         self.remember(batch)
         metrics["model_rows"] = float(min(int(self.rows_seen), cfg.dynamics.capacity))
-        if clock.env_steps < cfg.random_steps:
+        if cfg.explore and clock.env_steps < cfg.random_steps:
             return Update(metrics)
         metrics |= self.fit(clock)
         self.fits += 1

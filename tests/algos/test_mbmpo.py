@@ -349,6 +349,8 @@ def test_nothing_is_learnt_before_the_random_steps_are_over(typed):
     before = made.policy.vector().clone()
     assert set(made.update(batch, Clock(100)).metrics) == {"model_rows"} and torch.equal(before, made.policy.vector())
     assert "model_loss" in made.update(batch, Clock(500)).metrics and not torch.equal(before, made.policy.vector())
+    wiring, made, sampler = start(typed, "mbmpo", "env=Pendulum-v1", "algo.explore=false")  # no step is random
+    assert "model_loss" in made.update(batches(wiring, sampler, 1)[0], Clock(100)).metrics
 
 
 @pytest.mark.parametrize(
