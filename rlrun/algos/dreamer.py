@@ -161,6 +161,8 @@ class Dreamer(Algorithm):
             said = self.continues(features).view_as(alive)
             told["con"] = mean(F.binary_cross_entropy_with_logits(said, alive, reduction="none"))
             loss = loss + cfg.continue_coef * told["con"]
+        else:  # a sign for core/health.py: no dream ends, although episodes do
+            told["terminated_share"] = mean((batch.terminated & came).float())
         with torch.no_grad():
             told |= {
                 "posterior_entropy": mean(posterior.entropy()),

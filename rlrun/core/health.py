@@ -98,6 +98,12 @@ class Health:
                 f"one update moves the policy by a KL divergence of {kl:.2g}; look at"
                 f" {listed(self._named('lr', 'num_epochs', 'runner.num_sgd_iter', 'clip'))}",
             )
+        self._note(
+            "endless dreams",
+            (row.get("learn/terminated_share") or 0.0) > 0.0,
+            "episodes of this environment terminate, and imagined trajectories never end, so that the policy cannot"
+            " learn to avoid an end; look at algo.continuation, which should be true here",
+        )
         self._look_at_gradients(row)
         self._note(
             "rewards",

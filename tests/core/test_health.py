@@ -18,6 +18,7 @@ SIGNS = {
     "KL divergence of 0.9": {"learn/approx_kl": 0.9},
     "returns of all 100 episodes are 0": {f"sample/return_{name}": 0.0 for name in ("mean", "min", "max")},
     "no episode has ended": {"sample/episodes": 0},
+    "imagined trajectories never end": {"learn/terminated_share": 0.02},
 }
 
 
