@@ -174,6 +174,6 @@ class AlphaZero(Algorithm):
         same = torch.ones_like(batch.reward)
         if self.cfg.ranked.ties == "random":
             same = torch.where(self.ctx.rand(batch.reward.shape) < 0.5, same, -same)
-        close = (total - threshold).abs() <= 1e-6 * threshold.abs().clamp(min=1.0)
+        close = threshold.isfinite() & ((total - threshold).abs() <= 1e-6 * threshold.abs().clamp(min=1.0))
         z = torch.where(close, same, torch.where(total > threshold, 1.0, -1.0))
         return z, {"threshold": threshold.clone()}

@@ -92,10 +92,11 @@ def _check_rewards(game: Simulator, name: str) -> None:
 
 
 def _check_pure(game: Simulator, name: str) -> None:
-    """Raises UserError unless a step depends on its arguments alone and leaves them as they are."""
+    """Raises UserError unless a step depends on its arguments alone and leaves them as they are, and two players take
+    turns."""
     rng = np.random.default_rng(0)
     state = game.start(rng, 16)
-    for _ in range(8):
+    for _ in range(8 if game.players == 1 else 1000):
         moves = random_legal(game.observe(state), game.actions, rng)
         before = state.copy()
         made, again = game.step(state, moves), game.step(state, moves)
@@ -105,6 +106,12 @@ def _check_pure(game: Simulator, name: str) -> None:
             raise UserError(
                 f"the simulator of {name} makes other states of the same states and actions: a search tries moves again"
                 " and again, so that step() may draw no random numbers (put what it needs of them into the state)"
+            )
+        if game.players == 2 and (made.state[~made.over, -1] == state[~made.over, -1]).any():
+            raise UserError(
+                f"in the simulator of {name} a player moves twice in a row (the last number of a state says who moves),"
+                " and a search takes the value of a move for that of the other player: let players take turns, and"
+                " give one that must pass a move that does nothing"
             )
         state = made.state[~made.over]
         if not len(state):

@@ -69,7 +69,8 @@ class SearchPolicy(FiltersObservations, Policy):
         ranked: RankedConfig,
     ):
         """temperature: of the visits in training. temperature_moves: moves of an episode after which training takes the
-        best one; None: none. eval_simulations: those of greedy play; None: as in training."""
+        best one; None: none. eval_simulations: those of greedy play; None: as in training. Play that is not greedy, also
+        in an evaluation with greedy=false, is that of training, with its noise."""
         super().__init__()
         assert isinstance(spec.game, GameSpec) and isinstance(spec.action, Discrete)
         if model.cfg.memory.kind != "none":
@@ -302,9 +303,11 @@ class GuidedGame:
         return after, reward, over
 
     def labels(self, returns: np.ndarray) -> np.ndarray:
-        """1 for returns [B] above the threshold and -1 for those below it."""
+        """1 for returns [B] above the threshold and -1 for those below it. All are above a threshold of -inf, which is
+        that of no games."""
         same = 1.0 if self.policy.ranked.ties == "won" else self.rng.choice([-1.0, 1.0], returns.shape)
-        close = np.abs(returns - self.threshold) <= 1e-6 * max(1.0, abs(self.threshold or 0.0))
+        near = 1e-6 * max(1.0, abs(self.threshold or 0.0))
+        close = np.isfinite(self.threshold) & (np.abs(returns - self.threshold) <= near)
         return np.where(close, same, np.where(returns > self.threshold, 1.0, -1.0))
 
     def evaluate(self, state: np.ndarray) -> Leaf:

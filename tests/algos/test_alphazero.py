@@ -376,9 +376,12 @@ def test_ranked_rewards_judge_by_the_last_returns(typed):
     wiring, made, sampler = start(typed, "alphazero", *RANKED)
     policy = made.policy
     assert int(policy.ranked_count) == 10
+    policy.ranked_threshold.fill_(-torch.inf)  # as without any game: every return is above it
+    first = GuidedGame(policy, np.random.default_rng(0)).labels(np.arange(40.0))
+    (batch,) = batches(wiring, sampler, 1)
+    assert (first == 1).all() and (made.outcome(batch)[0] == 1).all()
     policy._add_returns(np.arange(40.0))  # the last 20 are 20 .. 39
     assert policy.ranked_threshold == np.quantile(np.arange(20.0, 40.0), 0.75) == 34.25
-    (batch,) = batches(wiring, sampler, 1)
     batch = batch.replace(episode_return=torch.linspace(30, 40, 20)[None])
     z, _ = made.outcome(batch)
     assert (z == torch.where(batch.episode_return > 34.25, 1.0, -1.0)).all()
@@ -596,11 +599,21 @@ def test_bad_input_is_refused_with_a_sentence(words, said):
         checked(type_config(compose("algo=alphazero", "resources.device=cpu", "logger=[]", *words)))
 
 
+def again(made, before, which):
+    """What a move led to, where those who made one of these moves are to move again."""
+    state = made.state.copy()
+    state[which, -1] = before[which, -1]
+    return made._replace(state=state)
+
+
 def test_simulators_whose_rewards_do_not_fit_are_refused(monkeypatch):
     """Values of games for two are between -1 and 1, and returns of one player stand beside the state in its dtype."""
     words, step = ("algo=alphazero", "resources.device=cpu", "logger=[]"), TicTacToe.step
     monkeypatch.setattr(TicTacToe, "step", lambda self, *at: (made := step(self, *at))._replace(reward=5 * made.reward))
     with pytest.raises(UserError, match="for two pays 5, and values of games for two lie between -1 and 1"):
+        checked(type_config(compose(*words, "env=TicTacToe-v0")))
+    monkeypatch.setattr(TicTacToe, "step", lambda self, state, move: again(step(self, state, move), state, move == 4))
+    with pytest.raises(UserError, match="a player moves twice in a row .* a move that does nothing"):
         checked(type_config(compose(*words, "env=TicTacToe-v0")))
     plain, count = SparseCartPole.step, iter(range(10**6))
     for step, said in (
