@@ -69,8 +69,8 @@ class SearchPolicy(FiltersObservations, Policy):
         ranked: RankedConfig,
     ):
         """temperature: of the visits in training. temperature_moves: moves of an episode after which training takes the
-        best one; None: none. eval_simulations: those of greedy play; None: as in training. Play that is not greedy, also
-        in an evaluation with greedy=false, is that of training, with its noise."""
+        best one; None: none. eval_simulations: those of greedy play; None: as in training. Play that is not greedy,
+        also in an evaluation with greedy=false, is that of training, with its noise."""
         super().__init__()
         assert isinstance(spec.game, GameSpec) and isinstance(spec.action, Discrete)
         if model.cfg.memory.kind != "none":

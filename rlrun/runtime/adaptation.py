@@ -13,6 +13,7 @@ from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.envs.registry import Factory
 from rlrun.machine.machine import Machine
+from rlrun.policies.adapted import AdaptedPolicy
 from rlrun.runtime.build import build
 from rlrun.runtime.plan import plan
 from rlrun.runtime.trained import Trained
@@ -34,9 +35,11 @@ def adapted_returns(trained: Trained, count: int, seed: int) -> np.ndarray:
     factory = Factory(cfg=config.env, spec=made.spec, seeds=seeds, stream="evaluate", learning=False)
     device = torch.device("cpu")
     context = LearnerContext(device, seeds.generator("evaluate-adaptation"))
-    for name, parameter in trained.policy.named_parameters():  # a loaded policy is frozen, and this one adapts
-        parameter.requires_grad_(name not in trained.policy.frozen)
-    algorithm = config.algorithm(trained.policy, made.spec, config.algo, context)
+    policy = trained.policy
+    assert isinstance(policy, AdaptedPolicy)
+    for name, parameter in policy.named_parameters():  # a loaded policy is frozen, and this one adapts
+        parameter.requires_grad_(name not in policy.frozen)
+    algorithm = config.algorithm(policy, made.spec, config.algo, context)
     sampler = SerialSampler(replace(build(made).sampler_plan(0), make_env=factory, seeds=seeds, callbacks=()), device)
     found = np.zeros((tasks.rounds, 0))
     try:

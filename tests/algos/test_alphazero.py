@@ -613,7 +613,7 @@ def test_simulators_whose_rewards_do_not_fit_are_refused(monkeypatch):
     with pytest.raises(UserError, match="for two pays 5, and values of games for two lie between -1 and 1"):
         checked(type_config(compose(*words, "env=TicTacToe-v0")))
     monkeypatch.setattr(TicTacToe, "step", lambda self, state, move: again(step(self, state, move), state, move == 4))
-    with pytest.raises(UserError, match="a player moves twice in a row .* a move that does nothing"):
+    with pytest.raises(UserError, match=r"a player moves twice in a row .* a move that does nothing"):
         checked(type_config(compose(*words, "env=TicTacToe-v0")))
     plain, count = SparseCartPole.step, iter(range(10**6))
     for step, said in (
