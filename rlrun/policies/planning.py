@@ -306,9 +306,9 @@ class GuidedGame:
         """1 for returns [B] above the threshold and -1 for those below it. All are above a threshold of -inf, which is
         that of no games."""
         same = 1.0 if self.policy.ranked.ties == "won" else self.rng.choice([-1.0, 1.0], returns.shape)
-        near = 1e-6 * max(1.0, abs(self.threshold or 0.0))
-        close = np.isfinite(self.threshold) & (np.abs(returns - self.threshold) <= near)
-        return np.where(close, same, np.where(returns > self.threshold, 1.0, -1.0))
+        threshold = self.threshold or 0.0
+        close = np.isfinite(threshold) & (np.abs(returns - threshold) <= 1e-6 * max(1.0, abs(threshold)))
+        return np.where(close, same, np.where(returns > threshold, 1.0, -1.0))
 
     def evaluate(self, state: np.ndarray) -> Leaf:
         return self.policy.look(self.game.observe(state))
