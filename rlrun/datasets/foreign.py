@@ -24,6 +24,7 @@ LOG_PROB: RowSpec = {"log_prob": Field((), torch.float32)}
 IMAGE = 3  # axes of a picture
 ENDS = ("terminateds", "truncateds", "dones")
 LARGEST_CHOICE = 100_000  # more choices than this are numbers of something else
+NORMALIZED_BOUND = 1.0 + 1e-4  # of actions in [-1, 1] that were rounded
 
 DONES = (
     "Its ends are marked by `dones`, which do not say whether a time limit ended the episode. They count as terminated,"
@@ -173,10 +174,13 @@ class Guess:
     no_next: bool = False
     log_prob: bool = True
     rows: int = 0
+    beyond: int = 0  # rows with an action outside [-1, 1]
 
     def see(self, rows: Chunk) -> None:
         """Raises UserError if rows differ in shape from those before, or if an agent's number is out of range."""
         self.rows += len(rows.reward)
+        beyond = np.abs(rows.action) > NORMALIZED_BOUND
+        self.beyond += int(beyond.any(tuple(range(1, beyond.ndim))).sum())
         self.only_dones |= rows.only_dones
         self.no_next |= rows.new_obs is None
         self.log_prob &= rows.log_prob is not None
@@ -237,7 +241,8 @@ class Guess:
         elif self.normalized:
             size = int(np.prod(shape, dtype=np.int64))
             action = Box(shape=shape or (1,), dtype="float32", low=(-1.0,) * size, high=(1.0,) * size)
-            said.append("Its actions are taken to lie in [-1, 1], as RLlib writes them.")
+            if not self.beyond:
+                said.append("Its actions are taken to lie in [-1, 1], as RLlib writes them.")
         else:
             raise UserError(
                 f"{name}: its actions are in the units of their environment, whose bounds are not in the files; give"
@@ -266,6 +271,8 @@ def facts_of(guess: Guess, spec: EnvSpec | None, name: str, notes: Sequence[str]
         spec = without_previous(spec)
         check_fits(spec, name)
         said = ()
+    if guess.beyond and is_normalized(spec.action, guess.normalized):
+        said = (*said, _beyond(guess))
     told = [*said, *([DONES] if guess.only_dones else []), *([NO_NEXT] if guess.no_next else []), *notes]
     policies = tuple(f"RLlib's policy {one}" if one else "a policy of RLlib's" for one in guess.policies)
     return DataFacts(
@@ -274,6 +281,20 @@ def facts_of(guess: Guess, spec: EnvSpec | None, name: str, notes: Sequence[str]
         policies=policies,
         made_by="RLlib",
         notes=tuple(told),
+    )
+
+
+def is_normalized(space: Space, normalized: bool) -> bool:
+    """Whether actions in files are in [-1, 1], where `normalized` says so of the set. RLlib normalises no whole
+    numbers."""
+    return normalized and isinstance(space, Box) and space.bounded and not space.whole
+
+
+def _beyond(guess: Guess) -> str:
+    return (
+        f"{guess.beyond:,} of the {guess.rows:,} actions that were looked at lie outside [-1, 1], and all are taken to"
+        " be normalised, as RLlib writes them. A Gaussian policy also draws numbers beyond the bounds; but if the"
+        " actions are in the units of their environment, say data.actions_normalized=false and env=."
     )
 
 
@@ -330,7 +351,9 @@ def actions(spec: EnvSpec, numbers: np.ndarray, normalized: bool, where: str) ->
         numbers = numbers[:, None]
     elif shape != space.shape:
         raise UserError(f"{where}: actions have the shape {list(shape)}, and {spec.name} has {space}")
-    return numbers.astype(np.float32) if normalized and space.bounded else space.from_env(numbers.astype(np.float64))
+    return (
+        numbers.astype(np.float32) if is_normalized(space, normalized) else space.from_env(numbers.astype(np.float64))
+    )
 
 
 def outside(space: Any, made: np.ndarray) -> bool:
