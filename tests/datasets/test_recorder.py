@@ -350,6 +350,7 @@ def test_every_learner_saves_its_own_draws_from_data(words, recorded, tmp_path):
         (["algo=dqn", "runner=offline", "data.path=SET", "env=data", "record=x"], "runner=offline has none"),
         (["algo=es", "env=CartPole-v1", "record=x"], "runner=evolution has none"),
         (["algo=dqn", "env=rlrun/Identity-v0", "data.path=SET", "data.share=0.001"], "leaves rows for both"),
+        (["algo=dqn", "env=rlrun/Identity-v0", "data.path=SET", "data.share=0.5", "data.reward_scale=returns"], "not those of experience"),
         ([*SHARED, "algo.batch_size=8", "data.share=0.125"], r"is 1 of the 8 .* 2 .* data\.share=0\.25 would fit"),
         ([*SHARED, "algo.batch_size=8", "data.share=0.9"], r"is 7 of .*; data\.share=0\.75 would fit, with 6 rows"),
         ([*SHARED, "algo.batch_size=2", "data.share=0.5"], r"each has a single row, .* set resources\.num_learners=1"),
