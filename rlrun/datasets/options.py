@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from rlrun.core.conditions import REWARDED, OnlyFor, OnlyWith
+from rlrun.core.conditions import REWARDED, UNITS, OnlyFor, OnlyWith
 from rlrun.core.ranges import Count, Positive, PositiveShareBelowOne
 
 WITH_DATA = OnlyWith("path")
@@ -21,7 +21,7 @@ class DataConfig:
     max_return: Annotated[float | None, WITH_DATA]
     reward_scale: Annotated[Literal["returns"] | Annotated[float, Positive], WITH_DATA, OnlyFor(REWARDED)]
     reward_shift: Annotated[float, WITH_DATA, OnlyFor(REWARDED)]
-    actions_normalized: Annotated[bool, WITH_DATA]
+    actions_normalized: Annotated[bool, WITH_DATA, OnlyFor(UNITS)]
 
     def __post_init__(self):
         if self.path == "":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rlrun.config.paths import runner_of
-from rlrun.rllib.algorithms import FROM_DATA
+from rlrun.rllib.algorithms import FROM_DATA, Q_LEARNING
 from rlrun.rllib.translation import INPUTS, SAMPLER, Translation
 from rlrun.rllib.yaml_files import flow
 
@@ -25,6 +25,8 @@ def data(one: Translation) -> None:
     normalized = one.given.get("actions_in_input_normalized")
     if "data.path" not in one.made.places:
         one.say("actions_in_input_normalized", "dropped", why="there are no data to which it could apply")
+    elif isinstance(normalized, bool) and one.core in Q_LEARNING:
+        one.say("actions_in_input_normalized", "dropped", why=f"the actions of {one.core} are choices")
     elif isinstance(normalized, bool):
         one.set("data.actions_normalized", normalized, "actions_in_input_normalized")
     _output(one)

@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
+from datasets_of_tests import data_of
 from rllib_files import episode, line
 from test_rllib_json import CARTPOLE, trajectories, write
 from wired import checked
 
+from rlrun.cli import _dispatch
+from rlrun.core.errors import UserError
 from rlrun.core.specs import Box, EnvSpec
 from rlrun.datasets.open import open_source
 from rlrun.datasets.rllib_json import RLlibJson
@@ -22,6 +25,22 @@ def test_a_run_says_that_actions_beyond_the_bounds_are_taken_to_be_normalised(ty
     assert not any("[-1, 1]" in note for note in notes(checked(typed(*words, "data.actions_normalized=false"))))
     (inferred,) = (note for note in open_source(str(tmp_path / "out")).facts.notes if "[-1, 1]" in note)
     assert inferred.startswith("3 of the 8 actions")
+
+
+def test_actions_normalized_is_refused_where_it_changes_nothing(tmp_path):
+    """It is for numbers with bounds in RLlib's files, and rlrun's own sets say by themselves what their units are."""
+    numbers = np.array([[-2.0], [2.0], [1.0]])
+    write(tmp_path / "torques", line(episode(3, width=3, actions=numbers)))
+    write(tmp_path / "choices", line(episode(3)))
+    own = data_of("Pendulum-v1", tmp_path / "own")
+    for algo, env, folder in (("cql", "Pendulum-v1", own), ("dqn", "CartPole-v1", tmp_path / "choices")):
+        words = [f"algo={algo}", "runner=offline", f"env={env}", "data.actions_normalized=false"]
+        with pytest.raises(UserError, match="does nothing in this run: it is for RLlib's files in which actions"):
+            _dispatch(["train", "--plan", *words, f"data.path={folder}"])
+    words = ["train", "--plan", "algo=cql", "env=Pendulum-v1", "data.actions_normalized=false"]
+    assert _dispatch([*words, f"data.path={tmp_path / 'torques'}"]) == 0
+    more = [f"++data.path={{{own}: 0.5, {tmp_path / 'torques'}: 0.5}}"]
+    assert _dispatch([*words, *more]) == 0, "one of several sets is enough"
 
 
 @pytest.mark.parametrize("normalized", [True, False])

@@ -25,6 +25,7 @@ def made(run, **config):
     ("DQN", {"input_": "out/*.json"}, {"data.path": "out/*.json", "runner._choice": "offline"}),
     ("SAC", {"input": ["enormous.zip"], "actions_in_input_normalized": True}, {"data.path": "enormous.zip", "runner._choice": "offline", "data.actions_normalized": True}),
     ("SAC", {"input": {"/a": 0.7, "/b": 0.3}, "actions_in_input_normalized": False}, {"data.path": {"/a": 0.7, "/b": 0.3}, "runner._choice": "offline", "data.actions_normalized": False}),
+    ("DQN", {"input": "/a", "actions_in_input_normalized": False}, {"data.path": "/a", "runner._choice": "offline"}),
     ("SAC", {"input": {"/a": 0.4, "sampler": 0.6}}, {"data.path": "/a", "data.share": 0.4}),
     ("SAC", {"input": {"/a": 0.25, "/b": 0.25, "sampler": 0.5}}, {"data.path": {"/a": 0.5, "/b": 0.5}, "data.share": 0.5}),
     ("SAC", {"input": {"/a": 1.0, "/b": 0.0}}, {"data.path": "/a", "runner._choice": "offline"}),
