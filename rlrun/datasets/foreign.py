@@ -118,8 +118,23 @@ def _array(value: Any, name: str, where: str) -> np.ndarray:
         raise UserError(f"{where}: {name} holds one number, and one for each row is expected")
     if made.dtype.kind == "f" and not np.isfinite(made).all():
         raise UserError(f"{where}: {name} holds a number that is not finite")
-    if made.dtype.kind == "f" and made.dtype.itemsize == 8 and made.size and np.abs(made).max() > 3.4e38:
+    return within_float32(made, name, where)
+
+
+def within_float32(numbers: np.ndarray, name: str, where: str) -> np.ndarray:
+    """The numbers. Raises UserError if one would be infinite as float32, in which rows hold them."""
+    if numbers.dtype.kind == "f" and numbers.dtype.itemsize > 4 and numbers.size and np.abs(numbers).max() > 3.4e38:
         raise UserError(f"{where}: {name} holds a number that is too large for 32 bits")
+    return numbers
+
+
+def cast(numbers: np.ndarray, space: Box, name: str, where: str) -> np.ndarray:
+    """Observations with the dtype of their space. Raises UserError if it is one of whole numbers and they are others,
+    because fractions would be lost without a word."""
+    with np.errstate(invalid="ignore"):  # a number that the dtype does not have becomes another one
+        made = np.ascontiguousarray(numbers, dtype=space.dtype)
+    if space.whole and numbers.dtype != made.dtype and (made != numbers).any():
+        raise UserError(f"{where}: {name} holds a number with a fraction or out of range, and {space} is expected")
     return made
 
 
@@ -323,12 +338,7 @@ def observations(spec: EnvSpec, numbers: np.ndarray, where: str) -> np.ndarray:
             raise UserError(f"{where}: obs has the shape {list(shape)}, and {spec.name} has {space}")
         if spec.stack > 1:
             numbers = numbers[:, -1]
-        if space.dtype == "uint8" and numbers.dtype != np.uint8:
-            rounded = np.clip(np.rint(numbers), 0, 255)
-            if (rounded != numbers).any():
-                raise UserError(f"{where}: obs holds other numbers than 0 to 255, and {spec.name} has {space}")
-            return np.ascontiguousarray(rounded.astype(np.uint8))
-        return np.ascontiguousarray(numbers, dtype=space.dtype)
+        return cast(numbers, space, "obs", where)
     if isinstance(space, Discrete) and shape == (space.n,) and _one_hot(numbers):
         return numbers.argmax(1).astype(np.int64)
     if isinstance(space, MultiDiscrete) and shape == (sum(space.sizes),) and numbers.dtype.kind == "f":
