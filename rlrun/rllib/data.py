@@ -10,6 +10,7 @@ from rlrun.rllib.translation import INPUTS, SAMPLER, Translation
 from rlrun.rllib.yaml_files import flow
 
 FILES = (".json", ".jsonl", ".zip", ".parquet")
+DIGITS = 12  # of shares, so that those of many paths are 1 in all, and 0.1 does not become 0.10000000000000002
 D4RL = "D4RL's own files are not read; Minari has such sets under other names, and data.path=minari:ID reads them"
 
 
@@ -74,7 +75,7 @@ def _input(one: Translation) -> None:
         path: Any = next(iter(shares))
     else:
         total = sum(shares.values())
-        path = {name: round(share / total, 6) for name, share in shares.items()}
+        path = {name: round(share / total, DIGITS) for name, share in shares.items()}
     if one.place("data.path", path, key) and runner == "replay":
         if played:
             share = round(1.0 - played / (played + sum(shares.values())), 6)
