@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import json
 import re
+import shutil
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -410,6 +411,18 @@ def test_a_policy_is_recorded_and_shown(tmp_path, capsys, monkeypatch):
         "28.00 (deviation 0.00)",
     ):
         assert said in shown
+    copied = tmp_path / "copied"  # files without their list, then one of two with it
+    shutil.copytree(tmp_path / "set", copied)
+    (copied / "dataset.json").unlink()
+    assert data([str(copied), "check=true"]) == 0
+    shown = capsys.readouterr().out
+    assert "no file was compared, because dataset.json" in shown and "every row can be read" in shown
+    listed = json.loads((tmp_path / "set" / "dataset.json").read_text())
+    listed["files"].popitem()
+    (copied / "dataset.json").write_text(json.dumps(listed))
+    assert data([str(copied), "check=true"]) == 0
+    files = len(listed["files"])
+    assert f"{files} of {files + 1} files have sha256 sums, which are right" in capsys.readouterr().out
     assert record([str(tmp_path / "run"), f"to={tmp_path / 'steps'}", "env_steps=100"]) == 0
     assert 100 <= sum(one.steps for one in read(tmp_path / "steps")) < 100 + 8 * 16
     for words, said in (
