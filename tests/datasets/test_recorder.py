@@ -367,6 +367,13 @@ def test_bad_input_is_a_sentence(words, said, recorded, tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists() and not (tmp_path / "x").exists()
 
 
+def test_the_plan_of_a_run_that_plays_nothing_says_so(recorded, capsys):
+    assert _dispatch(["train", "--plan", "algo=dqn", "runner=offline", f"data.path={recorded}"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
+    assert "none: rows are drawn from data" in lines["samplers"]
+    assert not lines.keys() & {"fragments", "weights"}, "nobody collects rows or acts"
+
+
 def test_a_plan_leaves_no_folder_for_the_record(tmp_path):
     assert _dispatch(["train", "--plan", "algo=dqn", "env=CartPole-v1", f"record={tmp_path / 'new' / 'data'}"]) == 0
     assert not (tmp_path / "new").exists()
