@@ -39,6 +39,10 @@ from rlrun.ops.returns import gae
 from rlrun.policies import DistributionPolicy, Outputs
 
 OF_DATA = OnlyWith("learns_from", "data")
+OVERFLOW = (
+    ". The weights exp(algo.beta * advantage / c) overflow where advantages are large: set algo.weight_clip, a smaller"
+    " algo.beta, a larger algo.squared_advantage_rate, or with data a smaller data.reward_scale"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +86,8 @@ class MARWIL(bc.BC):
 
     def __init__(self, policy: DistributionPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
+        if cfg.beta > 0 and cfg.weight_clip == 0:
+            self.optimizer.advice = OVERFLOW
         # float32 would lose steps of rate 1e-8.
         start = torch.tensor(cfg.squared_advantage_start, dtype=torch.float64, device=ctx.device)
         self.register_buffer("squared_advantage", start)

@@ -142,14 +142,21 @@ def describe(source: Any, told: dict[str, Any], options: ShowOptions, checked: i
     if told["normalised_score"] is not None:
         refs = f"random {told['random_return']:g}, expert {told['expert_return']:g}"
         lines.append(("normalised", f"{told['normalised_score']:.1f} of 100 ({refs})"))
-    if checked is not None:
-        every = isinstance(source, ParquetSource) and checked == len(source.files)
-        which = "all files have" if every else f"{checked} files have sha256 sums, which are"
-        lines.append(("checked", f"{which} {'the right sha256 sums' if every else 'right'}, and every row can be read"))
+    if isinstance(source, ParquetSource) and checked is not None:
+        lines.append(("checked", f"{_checked(checked, len(source.files))}, and every row can be read"))
     lines += [("note", note) for note in facts.notes]
     width = max(len(name) for name, _ in lines)
     text = [f"{name:<{width}}  {value}" for name, value in lines]
     return "\n".join([*text, *_histogram(told["returns"], options.bins)])
+
+
+def _checked(compared: int, files: int) -> str:
+    """What came of comparing the files of a set with their sha256 sums."""
+    if compared == files:
+        return "all files have the right sha256 sums"
+    if not compared:
+        return "no file was compared, because dataset.json, which has the sha256 sums, lists none of them"
+    return f"{compared} of {files} files have sha256 sums, which are right"
 
 
 def _bytes(source: Any) -> str:

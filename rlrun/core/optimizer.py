@@ -133,6 +133,7 @@ class Optimizer:
         self.lr, self.max_grad_norm, self.ranks = lr, max_grad_norm, ranks
         self.deferred = self.parameters[0].device.type == "cuda" if deferred is None else deferred
         self.skips = torch.zeros((), device=self.parameters[0].device)  # updates skipped in a row
+        self.advice = ""  # what an algorithm adds to the sentence on gradients that are not finite
         self.lr_scale = 1.0  # factor of the schedule's lr, see follow_kl
         self.scale: Tensor | None = None  # the same factor on the device, see scale_on_device
         self.steps = torch.zeros((), device=self.parameters[0].device)  # taken so far; counted where lr warms up
@@ -295,8 +296,8 @@ class Optimizer:
         if self.skipped >= MAX_SKIPPED:
             largest = max(self.lr.values) * self.lr_scale
             raise Diverged(
-                f"{self.skipped} updates in a row had a non-finite gradient (lr up to {largest:g}); "
-                "the last checkpoint is from before that"
+                f"{self.skipped} updates in a row had a non-finite gradient (lr up to {largest:g}) and changed nothing;"
+                f" a checkpoint, if the run has saved one, is from before that{self.advice}"
             )
 
     def scale_on_device(self) -> None:

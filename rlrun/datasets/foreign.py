@@ -24,6 +24,7 @@ LOG_PROB: RowSpec = {"log_prob": Field((), torch.float32)}
 IMAGE = 3  # axes of a picture
 ENDS = ("terminateds", "truncateds", "dones")
 LARGEST_CHOICE = 100_000  # more choices than this are numbers of something else
+NORMALIZED_BOUND = 1.0 + 1e-4  # of actions in [-1, 1] that were rounded
 
 DONES = (
     "Its ends are marked by `dones`, which do not say whether a time limit ended the episode. They count as terminated,"
@@ -117,8 +118,23 @@ def _array(value: Any, name: str, where: str) -> np.ndarray:
         raise UserError(f"{where}: {name} holds one number, and one for each row is expected")
     if made.dtype.kind == "f" and not np.isfinite(made).all():
         raise UserError(f"{where}: {name} holds a number that is not finite")
-    if made.dtype.kind == "f" and made.dtype.itemsize == 8 and made.size and np.abs(made).max() > 3.4e38:
+    return within_float32(made, name, where)
+
+
+def within_float32(numbers: np.ndarray, name: str, where: str) -> np.ndarray:
+    """The numbers. Raises UserError if one would be infinite as float32, in which rows hold them."""
+    if numbers.dtype.kind == "f" and numbers.dtype.itemsize > 4 and numbers.size and np.abs(numbers).max() > 3.4e38:
         raise UserError(f"{where}: {name} holds a number that is too large for 32 bits")
+    return numbers
+
+
+def cast(numbers: np.ndarray, space: Box, name: str, where: str) -> np.ndarray:
+    """Observations with the dtype of their space. Raises UserError if it is one of whole numbers and they are others,
+    because fractions would be lost without a word."""
+    with np.errstate(invalid="ignore"):  # a number that the dtype does not have becomes another one
+        made = np.ascontiguousarray(numbers, dtype=space.dtype)
+    if space.whole and numbers.dtype != made.dtype and (made != numbers).any():
+        raise UserError(f"{where}: {name} holds a number with a fraction or out of range, and {space} is expected")
     return made
 
 
@@ -173,10 +189,13 @@ class Guess:
     no_next: bool = False
     log_prob: bool = True
     rows: int = 0
+    beyond: int = 0  # rows with an action outside [-1, 1]
 
     def see(self, rows: Chunk) -> None:
         """Raises UserError if rows differ in shape from those before, or if an agent's number is out of range."""
         self.rows += len(rows.reward)
+        beyond = np.abs(rows.action) > NORMALIZED_BOUND
+        self.beyond += int(beyond.any(tuple(range(1, beyond.ndim))).sum())
         self.only_dones |= rows.only_dones
         self.no_next |= rows.new_obs is None
         self.log_prob &= rows.log_prob is not None
@@ -237,7 +256,8 @@ class Guess:
         elif self.normalized:
             size = int(np.prod(shape, dtype=np.int64))
             action = Box(shape=shape or (1,), dtype="float32", low=(-1.0,) * size, high=(1.0,) * size)
-            said.append("Its actions are taken to lie in [-1, 1], as RLlib writes them.")
+            if not self.beyond:
+                said.append("Its actions are taken to lie in [-1, 1], as RLlib writes them.")
         else:
             raise UserError(
                 f"{name}: its actions are in the units of their environment, whose bounds are not in the files; give"
@@ -266,6 +286,8 @@ def facts_of(guess: Guess, spec: EnvSpec | None, name: str, notes: Sequence[str]
         spec = without_previous(spec)
         check_fits(spec, name)
         said = ()
+    if guess.beyond and is_normalized(spec.action, guess.normalized):
+        said = (*said, _beyond(guess))
     told = [*said, *([DONES] if guess.only_dones else []), *([NO_NEXT] if guess.no_next else []), *notes]
     policies = tuple(f"RLlib's policy {one}" if one else "a policy of RLlib's" for one in guess.policies)
     return DataFacts(
@@ -274,6 +296,20 @@ def facts_of(guess: Guess, spec: EnvSpec | None, name: str, notes: Sequence[str]
         policies=policies,
         made_by="RLlib",
         notes=tuple(told),
+    )
+
+
+def is_normalized(space: Space, normalized: bool) -> bool:
+    """Whether actions in files are in [-1, 1], where `normalized` says so of the set. RLlib normalises no whole
+    numbers."""
+    return normalized and isinstance(space, Box) and space.bounded and not space.whole
+
+
+def _beyond(guess: Guess) -> str:
+    return (
+        f"{guess.beyond:,} of the {guess.rows:,} actions that were looked at lie outside [-1, 1], and all are taken to"
+        " be normalised, as RLlib writes them. A Gaussian policy also draws numbers beyond the bounds; but if the"
+        " actions are in the units of their environment, say data.actions_normalized=false and env=."
     )
 
 
@@ -302,12 +338,7 @@ def observations(spec: EnvSpec, numbers: np.ndarray, where: str) -> np.ndarray:
             raise UserError(f"{where}: obs has the shape {list(shape)}, and {spec.name} has {space}")
         if spec.stack > 1:
             numbers = numbers[:, -1]
-        if space.dtype == "uint8" and numbers.dtype != np.uint8:
-            rounded = np.clip(np.rint(numbers), 0, 255)
-            if (rounded != numbers).any():
-                raise UserError(f"{where}: obs holds other numbers than 0 to 255, and {spec.name} has {space}")
-            return np.ascontiguousarray(rounded.astype(np.uint8))
-        return np.ascontiguousarray(numbers, dtype=space.dtype)
+        return cast(numbers, space, "obs", where)
     if isinstance(space, Discrete) and shape == (space.n,) and _one_hot(numbers):
         return numbers.argmax(1).astype(np.int64)
     if isinstance(space, MultiDiscrete) and shape == (sum(space.sizes),) and numbers.dtype.kind == "f":
@@ -330,7 +361,9 @@ def actions(spec: EnvSpec, numbers: np.ndarray, normalized: bool, where: str) ->
         numbers = numbers[:, None]
     elif shape != space.shape:
         raise UserError(f"{where}: actions have the shape {list(shape)}, and {spec.name} has {space}")
-    return numbers.astype(np.float32) if normalized and space.bounded else space.from_env(numbers.astype(np.float64))
+    return (
+        numbers.astype(np.float32) if is_normalized(space, normalized) else space.from_env(numbers.astype(np.float64))
+    )
 
 
 def outside(space: Any, made: np.ndarray) -> bool:

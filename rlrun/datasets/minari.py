@@ -33,7 +33,7 @@ from rlrun.core.specs import (
     leaves,
     mask_size,
 )
-from rlrun.datasets.foreign import LOG_PROB, outside
+from rlrun.datasets.foreign import LOG_PROB, cast, outside, within_float32
 from rlrun.datasets.stitcher import WithEnds
 from rlrun.datasets.trajectories import DataFacts, Trajectory, without_previous
 
@@ -411,7 +411,7 @@ def _pictures(encoded: list[Any], space: Space) -> np.ndarray:
 def _finite(numbers: np.ndarray, what: str, where: str) -> np.ndarray:
     if numbers.dtype.kind not in "biuf" or (numbers.dtype.kind == "f" and not np.isfinite(numbers).all()):
         raise UserError(f"{where}: {what} hold something else than finite numbers")
-    return numbers
+    return within_float32(numbers, what, where)
 
 
 def _parts(
@@ -433,7 +433,8 @@ def _parts(
 
 
 def _observations(space: Space, values: Any, count: int, where: str) -> Any:
-    return _parts(space, values, count, "observations", where, lambda box, numbers: numbers.astype(box.dtype))
+    name = "observations"
+    return _parts(space, values, count, name, where, lambda box, numbers: cast(numbers, box, name, where))
 
 
 def _actions(space: Space, values: Any, count: int, where: str) -> Any:

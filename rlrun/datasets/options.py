@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from rlrun.core.conditions import REWARDED, OnlyFor, OnlyWith
+from rlrun.core.conditions import REWARDED, UNITS, OnlyFor, OnlyWith
 from rlrun.core.ranges import Count, Positive, PositiveShareBelowOne
 
 WITH_DATA = OnlyWith("path")
@@ -21,7 +21,7 @@ class DataConfig:
     max_return: Annotated[float | None, WITH_DATA]
     reward_scale: Annotated[Literal["returns"] | Annotated[float, Positive], WITH_DATA, OnlyFor(REWARDED)]
     reward_shift: Annotated[float, WITH_DATA, OnlyFor(REWARDED)]
-    actions_normalized: Annotated[bool, WITH_DATA]
+    actions_normalized: Annotated[bool, WITH_DATA, OnlyFor(UNITS)]
 
     def __post_init__(self):
         if self.path == "":
@@ -33,6 +33,11 @@ class DataConfig:
             raise ValueError("min_return is above max_return, so that no trajectory would be left")
         if self.share is not None and self.path is None:
             raise ValueError("share says how much of a batch comes from data, so that path must name them")
+        if self.share is not None and self.reward_scale == "returns":
+            raise ValueError(
+                "reward_scale=returns would scale the rewards of the data and not those of experience (share); leave it"
+                " out, or say a number by which the rewards of the environment are scaled too"
+            )
 
     @property
     def shares(self) -> dict[str, float]:

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -118,7 +118,7 @@ class RowReader:
     def __init__(self, source: Source, wanted: DataNeeds, cfg: DataConfig, seeds: Seeds, number: int):
         """number: that of the set among those of the run."""
         self.source, self.wanted, self.cfg, self.seeds, self.number = source, wanted, cfg, seeds, number
-        self.scale = cfg.reward_scale if isinstance(cfg.reward_scale, float | int) else _scale(source)
+        self.scale = reward_scale(cfg, [source])
         row = sum(math.prod(field.shape) * field.dtype.itemsize for _, field in flat_fields(row_fields(source.facts)))
         self.part_rows = max(1, min(PART_ROWS, PART_BYTES // max(1, row)))
         self.pool = ThreadPoolExecutor(cfg.readers, thread_name_prefix="data")
@@ -235,11 +235,15 @@ def to_go(reward: np.ndarray, valid: np.ndarray, terminated: np.ndarray, discoun
     }
 
 
-def _scale(source: Source) -> float:
-    """1000 / (largest - smallest return), as the authors of implicit Q-learning scale rewards."""
-    found = returns_of(source)
+def reward_scale(cfg: DataConfig, sources: Sequence[Source]) -> float:
+    """The factor on the rewards of all sets of a run. reward_scale=returns makes it 1000 / (largest - smallest return),
+    as the authors of implicit Q-learning do. Raises UserError if all returns are the same."""
+    if isinstance(cfg.reward_scale, float | int):
+        return cfg.reward_scale
+    found = np.concatenate([returns_of(source) for source in sources])
     if not len(found) or found.max() <= found.min():
-        raise UserError(f"data.reward_scale=returns: all returns of {source.name} are the same")
+        names = ", ".join(source.name for source in sources)
+        raise UserError(f"data.reward_scale=returns: all returns of {names} are the same")
     return 1000.0 / float(found.max() - found.min())
 
 

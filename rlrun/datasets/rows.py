@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.datasets.options import DataConfig
-from rlrun.datasets.reading import DataNeeds, check_fits
+from rlrun.datasets.reading import DataNeeds, check_fits, reward_scale
 from rlrun.datasets.shelf import Shelf
 from rlrun.datasets.trajectories import Source
 from rlrun.replay.layout import ReplayConfig
@@ -40,6 +41,8 @@ class DataRows:
             check_fits(source.facts, wanted, source.name)
         pairs = [(source, share) for source, share in sources if share > 0]
         total = sum(share for _, share in pairs)
+        # Rows of all sets are drawn into one batch, so that their rewards must be in one unit.
+        cfg = replace(cfg, reward_scale=reward_scale(cfg, [source for source, _ in pairs]))
         self.largest_weight = 1.0  # by which the weights of the last batch were divided, as Replay.largest_weight
         self.shares = torch.tensor([share / total for _, share in pairs], dtype=torch.float64)
         later = (generation,) if generation else ()

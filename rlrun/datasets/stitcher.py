@@ -11,7 +11,7 @@ import numpy as np
 
 from rlrun.core.errors import UserError
 from rlrun.core.specs import Box
-from rlrun.datasets.foreign import Chunk, actions, observations
+from rlrun.datasets.foreign import Chunk, actions, is_normalized, observations
 from rlrun.datasets.trajectories import DataFacts, Trajectory
 
 FORGET = 256  # batches after which an episode that no batch continued is over
@@ -109,7 +109,7 @@ class Stitcher:
     def _density(self, log_prob: np.ndarray) -> np.ndarray:
         """Log probabilities of a file for actions in the units that rows have: a density grows as its space shrinks."""
         space = self.facts.spec.action
-        if self.normalized or not isinstance(space, Box) or not space.bounded:
+        if not isinstance(space, Box) or not space.bounded or is_normalized(space, self.normalized):
             return log_prob
         width = np.subtract(space.high, space.low) + float(space.whole)  # [-1, 1] has a part for each whole number
         return log_prob + np.log(width / 2).sum(dtype=np.float32)

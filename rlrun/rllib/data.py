@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from rlrun.config.paths import runner_of
-from rlrun.rllib.algorithms import FROM_DATA
+from rlrun.rllib.algorithms import FROM_DATA, Q_LEARNING
 from rlrun.rllib.translation import INPUTS, SAMPLER, Translation
 from rlrun.rllib.yaml_files import flow
 
 FILES = (".json", ".jsonl", ".zip", ".parquet")
+DIGITS = 12  # of shares, so that those of many paths are 1 in all, and 0.1 does not become 0.10000000000000002
 D4RL = "D4RL's own files are not read; Minari has such sets under other names, and data.path=minari:ID reads them"
 
 
@@ -25,6 +26,8 @@ def data(one: Translation) -> None:
     normalized = one.given.get("actions_in_input_normalized")
     if "data.path" not in one.made.places:
         one.say("actions_in_input_normalized", "dropped", why="there are no data to which it could apply")
+    elif isinstance(normalized, bool) and one.core in Q_LEARNING:
+        one.say("actions_in_input_normalized", "dropped", why=f"the actions of {one.core} are choices")
     elif isinstance(normalized, bool):
         one.set("data.actions_normalized", normalized, "actions_in_input_normalized")
     _output(one)
@@ -72,7 +75,7 @@ def _input(one: Translation) -> None:
         path: Any = next(iter(shares))
     else:
         total = sum(shares.values())
-        path = {name: round(share / total, 6) for name, share in shares.items()}
+        path = {name: round(share / total, DIGITS) for name, share in shares.items()}
     if one.place("data.path", path, key) and runner == "replay":
         if played:
             share = round(1.0 - played / (played + sum(shares.values())), 6)

@@ -1,5 +1,5 @@
-"""Notes that can be given before a run: on the scale of its observations, on what its checkpoints leave out, and on
-learning rates that have reached their end."""
+"""Notes that can be given before a run: on the scale of its observations, on its data, on what its checkpoints leave
+out, and on learning rates that have reached their end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROBE_STEPS, PROBE_SEC = 200, 0.5  # how long random actions are tried, at most
 
 def notes(plan: Plan) -> list[str]:
     """Returns the notes on a run, in whole sentences."""
-    found = [_on_observations(plan)]
+    found = [_on_observations(plan), *(plan.data.notes if plan.data is not None else [])]
     if plan.replay is not None:
         found += plan.replay.notes(plan.config.run.env_steps)
     return [note for note in found if note]

@@ -69,6 +69,11 @@ class DataPlan:
         return None if None in found else sum(rows for rows in found if rows is not None)
 
     @property
+    def notes(self) -> list[str]:
+        """What a reader of the data sets should know, such as what was assumed of their files."""
+        return [f"{source.name}: {note}" for source, _ in self.sources() for note in source.facts.notes]
+
+    @property
     def bytes(self) -> int:
         """Memory that the rows of one learner take."""
         capacity = self.cfg.buffer if self.rows is None else min(self.rows, self.cfg.buffer)

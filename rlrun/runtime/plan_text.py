@@ -11,14 +11,15 @@ from rlrun.runtime.plan import Plan
 def described(plan: Plan) -> str:
     """Returns the plan, a line for each part, and the reasons for what was chosen."""
     made, needs, config = plan.resources, plan.needs, plan.config
+    plays = config.runner.name != "offline"
     lines = [
         ("algorithm", f"{config.algorithm_name}; {_batch(plan)}"),
         ("environment", f"{plan.spec.name}: {_spaces(plan.spec, plan.policies)}"),
         ("policy", f"{plan.parameters:,} parameters; recorded with each row: {', '.join(needs.record) or 'nothing'}"),
         ("runner", f"{config.runner.name}: {_learners(plan)}"),
-        ("samplers", _samplers(plan)),
+        ("samplers", _samplers(plan) if plays else "none: rows are drawn from data, and no environment is stepped"),
     ]
-    if needs.population is None:
+    if plays and needs.population is None:
         lines.append(
             (
                 "fragments",
@@ -32,7 +33,8 @@ def described(plan: Plan) -> str:
         lines.append(("replay", str(plan.replay)))
     if plan.data is not None:
         lines.append(("data", str(plan.data)))
-    lines.append(("weights", _weights(plan)))
+    if plays:
+        lines.append(("weights", _weights(plan)))
     if plan.evaluates:
         lines.append(("evaluation", _evaluation(plan)))
     if plan.estimates:

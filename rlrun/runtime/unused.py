@@ -16,6 +16,9 @@ from rlrun.core.conditions import OnlyFor, shown
 from rlrun.core.errors import UserError
 from rlrun.core.plugins import is_path
 from rlrun.core.specs import Box, Discrete, MultiDiscrete, Nested, leaves
+from rlrun.datasets.foreign import is_normalized
+from rlrun.datasets.rllib_json import RLlibJson
+from rlrun.datasets.rllib_parquet import RLlibParquet
 from rlrun.envs.recorded import RecordedConfig
 from rlrun.models.encoders import MLP, Behind, ImageEncoder, NatureCNN, Parts
 from rlrun.models.heads import QHead
@@ -23,6 +26,7 @@ from rlrun.models.model import is_convolutional
 from rlrun.models.observations import entries_of
 from rlrun.policies.bandits import BanditPolicy
 from rlrun.runtime.plan import Plan
+from rlrun.runtime.training_estimates import source_of
 
 
 def refuse_unused(plan: Plan, given: Mapping[str, Any]) -> None:
@@ -127,6 +131,14 @@ def _counted(plan: Plan) -> bool:
     return plan.config.runner.name != "offline" and (population is None or population.eval_share > 0)
 
 
+def _in_units(plan: Plan) -> bool:
+    """Whether data.actions_normalized changes how the data of a run are read."""
+    sources = [] if plan.data is None else [source for source, _ in plan.data.sources()]
+    if plan.estimates:
+        sources.append(source_of(plan.config, plan.spec))
+    return is_normalized(plan.spec.action, True) and any(isinstance(one, RLlibJson | RLlibParquet) for one in sources)
+
+
 KINDS: dict[str, Callable[[Plan], bool]] = {
     conditions.CONTINUOUS: lambda plan: any(isinstance(part, Box) for _, part in leaves(plan.spec.action)),
     conditions.CHOICES: lambda plan: any(
@@ -163,6 +175,7 @@ KINDS: dict[str, Callable[[Plan], bool]] = {
     conditions.REPLAYS: lambda plan: plan.needs.replay is not None and plan.config.runner.name != "offline",
     conditions.MODELLED: lambda plan: bool({"dm", "dr", "wdr"} & set(plan.config.run.eval.estimate.methods)),
     conditions.REWARDED: lambda plan: plan.config.algo.name != "bc",
+    conditions.UNITS: _in_units,
     conditions.PLAYED: lambda plan: not isinstance(plan.config.env, RecordedConfig),
     conditions.COUNTED: _counted,
     conditions.JUDGED: lambda plan: _counted(plan) or plan.config.run.eval.every is not None,

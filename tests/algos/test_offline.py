@@ -19,7 +19,7 @@ from rlrun.config.automatic import settled
 from rlrun.config.run import type_config
 from rlrun.core.algorithm import LearnerContext
 from rlrun.core.batch import Batch
-from rlrun.core.errors import UserError
+from rlrun.core.errors import Diverged, UserError
 from rlrun.core.schedule import Clock
 from rlrun.families.off_policy import values_taken
 from rlrun.models.model import Model
@@ -233,6 +233,20 @@ def test_3_the_moving_average_moves_before_it_is_used(rate):
     assert made.squared_advantage != 100
     weight = torch.exp(0.5 * advantage / (1e-8 + wanted.sqrt().float()))
     torch.testing.assert_close(metrics["weight"], weight.mean())
+
+
+@pytest.mark.parametrize("words", [["algo.beta=1"], ["algo.beta=1", "algo.weight_clip=20"], ["algo.beta=0"]], ids=" ".join)
+def test_marwil_says_what_to_do_where_its_weights_overflow(words):
+    """exp(1000 / 10) is infinite in float32. Runs that diverge for another reason get no such advice."""
+    made, overflows = algorithm("marwil", *words, env="CartPole-v1", hidden=[8]), words == ["algo.beta=1"]
+    batch = single_rows().replace(return_to_go=torch.full((1, 6), 1000.0))
+    with pytest.raises(Diverged, match="if the run has saved one") as failed:
+        for _ in range(20):
+            made.update(batch, CLOCK)
+        assert not overflows
+        for _ in range(20):
+            made.update(batch.replace(obs=batch.obs.map(lambda x: x * math.nan)), CLOCK)
+    assert ("set algo.weight_clip, a smaller algo.beta" in str(failed.value)) is overflows
 
 
 def test_marwil_by_hand():

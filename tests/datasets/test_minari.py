@@ -197,6 +197,18 @@ def test_damaged_metadata_get_a_sentence(tmp_path, key, value, words):
     refused(tmp_path, words)
 
 
+def test_observations_of_whole_numbers_lose_no_fractions(tmp_path):
+    """Whole numbers that are stored as floats are read."""
+    space = {**PENDULUM["observation"], "dtype": "int32", "low": [-9] * 3, "high": [9] * 3}
+    about(tmp_path, observation=space, total_episodes=1)
+    obs, action = np.arange(18.0).reshape(6, 3), numbers(5)[1]
+    episode(tmp_path, 0, obs, action)
+    (one,) = trajectories(MinariSet(tmp_path))
+    assert one.obs["observation"].dtype == np.int32 and (one.obs["observation"] == obs).all()
+    episode(tmp_path, 0, obs + 0.7, action)
+    refused(tmp_path, "episode 0: observations holds a number with a fraction", "Box([3], int32)")
+
+
 def test_damaged_episodes_get_a_sentence(tmp_path):
     two(tmp_path)
     obs, action = numbers(5)
@@ -204,6 +216,9 @@ def test_damaged_episodes_get_a_sentence(tmp_path):
     refused(tmp_path, "episode 0", "finite")
     episode(tmp_path, 0, obs, action, rewards=np.array([1.0, np.inf, 0, 0, 0, 0]))
     refused(tmp_path, "episode 0: rewards")
+    for large, rewards, words in ((1e300, None, "observations"), (1.0, np.full(6, 1e39), "rewards")):
+        episode(tmp_path, 0, obs.astype(np.float64) * large, action, rewards=rewards)
+        refused(tmp_path, f"episode 0: {words} holds a number that is too large")
     episode(tmp_path, 0, obs[:, :2], action)
     refused(tmp_path, "cannot be read", "reshape")
     path = episode(tmp_path, 0, obs, action)

@@ -5,6 +5,7 @@ import functools
 import importlib.util
 import json
 import re
+import shutil
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -350,6 +351,7 @@ def test_every_learner_saves_its_own_draws_from_data(words, recorded, tmp_path):
         (["algo=dqn", "runner=offline", "data.path=SET", "env=data", "record=x"], "runner=offline has none"),
         (["algo=es", "env=CartPole-v1", "record=x"], "runner=evolution has none"),
         (["algo=dqn", "env=rlrun/Identity-v0", "data.path=SET", "data.share=0.001"], "leaves rows for both"),
+        (["algo=dqn", "env=rlrun/Identity-v0", "data.path=SET", "data.share=0.5", "data.reward_scale=returns"], "not those of experience"),
         ([*SHARED, "algo.batch_size=8", "data.share=0.125"], r"is 1 of the 8 .* 2 .* data\.share=0\.25 would fit"),
         ([*SHARED, "algo.batch_size=8", "data.share=0.9"], r"is 7 of .*; data\.share=0\.75 would fit, with 6 rows"),
         ([*SHARED, "algo.batch_size=2", "data.share=0.5"], r"each has a single row, .* set resources\.num_learners=1"),
@@ -363,6 +365,13 @@ def test_bad_input_is_a_sentence(words, said, recorded, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=said):
         train(*(word.replace("SET", str(recorded)) for word in words), f"run_dir={tmp_path / 'run'}", "logger=[]")
     assert not (tmp_path / "run").exists() and not (tmp_path / "x").exists()
+
+
+def test_the_plan_of_a_run_that_plays_nothing_says_so(recorded, capsys):
+    assert _dispatch(["train", "--plan", "algo=dqn", "runner=offline", f"data.path={recorded}"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
+    assert "none: rows are drawn from data" in lines["samplers"]
+    assert not lines.keys() & {"fragments", "weights"}, "nobody collects rows or acts"
 
 
 def test_a_plan_leaves_no_folder_for_the_record(tmp_path):
@@ -409,6 +418,18 @@ def test_a_policy_is_recorded_and_shown(tmp_path, capsys, monkeypatch):
         "28.00 (deviation 0.00)",
     ):
         assert said in shown
+    copied = tmp_path / "copied"  # files without their list, then one of two with it
+    shutil.copytree(tmp_path / "set", copied)
+    (copied / "dataset.json").unlink()
+    assert data([str(copied), "check=true"]) == 0
+    shown = capsys.readouterr().out
+    assert "no file was compared, because dataset.json" in shown and "every row can be read" in shown
+    listed = json.loads((tmp_path / "set" / "dataset.json").read_text())
+    listed["files"].popitem()
+    (copied / "dataset.json").write_text(json.dumps(listed))
+    assert data([str(copied), "check=true"]) == 0
+    files = len(listed["files"])
+    assert f"{files} of {files + 1} files have sha256 sums, which are right" in capsys.readouterr().out
     assert record([str(tmp_path / "run"), f"to={tmp_path / 'steps'}", "env_steps=100"]) == 0
     assert 100 <= sum(one.steps for one in read(tmp_path / "steps")) < 100 + 8 * 16
     for words, said in (

@@ -256,6 +256,20 @@ def test_images_have_their_channels_first_and_a_stack_only_its_newest_frame(tmp_
     assert inferred.facts.spec.observation == Box(shape=(8, 8, 4), dtype="uint8", low=(0.0,), high=(255.0,))
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int32", "int64", "bool"])
+def test_observations_of_whole_numbers_lose_no_fractions(tmp_path, dtype):
+    """And no numbers that the dtype does not have."""
+    space = Box(shape=(4,), dtype=dtype, low=(0.0,), high=(1.0,))
+    spec = EnvSpec(name="Counts", obs={"observation": space}, action=Discrete(n=2))
+    columns = episode(3)
+    columns["obs"] = columns["new_obs"] = np.ones((3, 4))
+    (one,) = trajectories(RLlibJson(write(tmp_path / "out", line(columns)), spec))
+    assert one.obs["observation"].dtype == dtype and one.obs["observation"].all()
+    for number in (0.7, -1e30):
+        columns["new_obs"] = np.full((3, 4), number)
+        refused(write(tmp_path / "out", line(columns)), "obs holds a number with a fraction or out of range", spec=spec)
+
+
 def test_one_hot_observations_become_the_numbers_of_the_env(tmp_path):
     numbers = np.array([0, 3, 1, 2, 3])
     columns = episode(4)

@@ -333,11 +333,18 @@ def test_trajectories_are_filtered_and_rewards_scaled(written):
     assert rows.shelves[0].left_out == 40 - len(kept)
     with pytest.raises(UserError, match=r"nothing to learn from in 40 trajectories; data\.min_return"):
         made(source, needs(), min_return=1e6)
-    batch = made(source, needs(), reward_scale="returns", reward_shift=-1.0).sample(64, Clock())
-    for column in range(64):
-        number, row = (int(x) for x in batch.obs.observation[0, column])
-        expected = given_[number].reward[row] * 1000 / (returns.max() - returns.min()) - 1
-        assert batch.reward[0, column] == pytest.approx(expected, rel=1e-4, abs=1e-3)
+    # Several sets have one scale, and one that nothing is drawn from has no part in it.
+    low, high = (Listed([one for one in given_ if (one.ret > 1.0) is above], facts()) for above in (False, True))
+    far = Listed([dataclasses.replace(one, reward=one.reward * 100) for one in given_], facts())
+    for sets in (source, [(low, 0.5), (high, 0.5), (far, 0.0)]):
+        batch = made(sets, needs(), reward_scale="returns", reward_shift=-1.0).sample(64, Clock())
+        for column in range(64):
+            number, row = (int(x) for x in batch.obs.observation[0, column])
+            expected = given_[number].reward[row] * 1000 / (returns.max() - returns.min()) - 1
+            assert batch.reward[0, column] == pytest.approx(expected, rel=1e-4, abs=1e-3)
+    same = [(Listed(given_[:1], facts()), 0.5), (Listed(given_[:1], facts()), 0.5)]
+    with pytest.raises(UserError, match="all returns of listed, listed are the same"):
+        made(same, needs(), reward_scale="returns")
 
 
 def test_a_part_of_every_batch_comes_from_data():

@@ -8,8 +8,11 @@ import pytest
 import yaml
 
 from rlrun.cli import _dispatch
+from rlrun.config.types import typed
+from rlrun.datasets.options import DataConfig
 from rlrun.rllib.translate import translate
 
+NO_MORE = {"share": None, "buffer": 1000, "readers": 1, "min_return": None, "max_return": None, "reward_scale": 1.0, "reward_shift": 0.0, "actions_normalized": True}
 POSITIONS = {"DQN": "CartPole-v1", "SAC": "Pendulum-v1", "PPO": "CartPole-v1", "APEX": "CartPole-v1"}
 
 
@@ -25,6 +28,7 @@ def made(run, **config):
     ("DQN", {"input_": "out/*.json"}, {"data.path": "out/*.json", "runner._choice": "offline"}),
     ("SAC", {"input": ["enormous.zip"], "actions_in_input_normalized": True}, {"data.path": "enormous.zip", "runner._choice": "offline", "data.actions_normalized": True}),
     ("SAC", {"input": {"/a": 0.7, "/b": 0.3}, "actions_in_input_normalized": False}, {"data.path": {"/a": 0.7, "/b": 0.3}, "runner._choice": "offline", "data.actions_normalized": False}),
+    ("DQN", {"input": "/a", "actions_in_input_normalized": False}, {"data.path": "/a", "runner._choice": "offline"}),
     ("SAC", {"input": {"/a": 0.4, "sampler": 0.6}}, {"data.path": "/a", "data.share": 0.4}),
     ("SAC", {"input": {"/a": 0.25, "/b": 0.25, "sampler": 0.5}}, {"data.path": {"/a": 0.5, "/b": 0.5}, "data.share": 0.5}),
     ("SAC", {"input": {"/a": 1.0, "/b": 0.0}}, {"data.path": "/a", "runner._choice": "offline"}),
@@ -40,6 +44,15 @@ def test_what_an_experiment_learns_from_and_records(run, config, wanted):
     found, lines = made(run, **config)
     assert found == wanted
     assert config.keys() <= lines.keys() and all(line.how != "not mapped" for key, line in lines.items() if key in config)
+
+
+@pytest.mark.parametrize("weights", [[1] * 3, [1] * 700, [0.1, 0.2, 0.7], [1, 1e-7, 1]])
+def test_shares_of_many_paths_are_one_in_all(weights):
+    """The options of a run take them."""
+    found, _ = made("SAC", input={f"/{number}": weight for number, weight in enumerate(weights)})
+    shares = typed(DataConfig, NO_MORE | {"path": found["data.path"]}, "data").shares
+    assert list(shares.values()) == pytest.approx([weight / sum(weights) for weight in weights], abs=1e-10)
+    assert all(len(str(share)) < 16 for share in shares.values())
 
 
 @pytest.mark.parametrize("run, value, why", [

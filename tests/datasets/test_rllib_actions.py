@@ -1,0 +1,56 @@
+"""In which units the actions of RLlib's files are, and what is said of it."""
+
+import numpy as np
+import pytest
+from datasets_of_tests import data_of
+from rllib_files import episode, line
+from test_rllib_json import CARTPOLE, trajectories, write
+from wired import checked
+
+from rlrun.cli import _dispatch
+from rlrun.core.errors import UserError
+from rlrun.core.specs import Box, EnvSpec
+from rlrun.datasets.open import open_source
+from rlrun.datasets.rllib_json import RLlibJson
+from rlrun.runtime.advice import notes
+
+
+def test_a_run_says_that_actions_beyond_the_bounds_are_taken_to_be_normalised(typed, tmp_path):
+    """They are torques in [-2, 2]. With data.actions_normalized=false they are read as such."""
+    columns = episode(8, width=3, actions=np.array([[-2.0], [2.0], [1.0], [-1.0], [0.3], [1.5], [0.0], [1.00001]]))
+    write(tmp_path / "out", line(columns))
+    words = ["algo=cql", "env=Pendulum-v1", f"data.path={tmp_path / 'out'}", "logger=[]"]
+    (told,) = (note for note in notes(checked(typed(*words))) if "outside [-1, 1]" in note)
+    assert told.startswith(f"{tmp_path / 'out'}: 3 of the 8 actions") and "data.actions_normalized=false" in told
+    assert not any("[-1, 1]" in note for note in notes(checked(typed(*words, "data.actions_normalized=false"))))
+    (inferred,) = (note for note in open_source(str(tmp_path / "out")).facts.notes if "[-1, 1]" in note)
+    assert inferred.startswith("3 of the 8 actions")
+
+
+def test_actions_normalized_is_refused_where_it_changes_nothing(tmp_path):
+    """It is for numbers with bounds in RLlib's files, and rlrun's own sets say by themselves what their units are."""
+    numbers = np.array([[-2.0], [2.0], [1.0]])
+    write(tmp_path / "torques", line(episode(3, width=3, actions=numbers)))
+    write(tmp_path / "choices", line(episode(3)))
+    own = data_of("Pendulum-v1", tmp_path / "own")
+    for algo, env, folder in (("cql", "Pendulum-v1", own), ("dqn", "CartPole-v1", tmp_path / "choices")):
+        words = [f"algo={algo}", "runner=offline", f"env={env}", "data.actions_normalized=false"]
+        with pytest.raises(UserError, match="does nothing in this run: it is for RLlib's files in which actions"):
+            _dispatch(["train", "--plan", *words, f"data.path={folder}"])
+    words = ["train", "--plan", "algo=cql", "env=Pendulum-v1", "data.actions_normalized=false"]
+    assert _dispatch([*words, f"data.path={tmp_path / 'torques'}"]) == 0
+    more = [f"++data.path={{{own}: 0.5, {tmp_path / 'torques'}: 0.5}}"]
+    assert _dispatch([*words, *more]) == 0, "one of several sets is enough"
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_actions_of_boxes_of_whole_numbers_are_never_normalised(tmp_path, normalized):
+    box = Box(shape=(1,), dtype="int64", low=(0.0,), high=(3.0,))
+    spec = EnvSpec(name="Steps", obs=CARTPOLE.obs, action=box)
+    columns = episode(4, actions=np.array([[0], [1], [2], [3]]))
+    source = RLlibJson(write(tmp_path / "out", line(columns)), spec, normalized)
+    (one,) = trajectories(source)
+    assert box.to_env(one.action[:4]).ravel().tolist() == [0, 1, 2, 3]
+    density = np.log(columns["action_prob"] / 0.5)  # each of the four numbers has a part of [-1, 1]
+    np.testing.assert_allclose(one.record["log_prob"][:4], density, rtol=1e-5)
+    assert not any("normalised" in note for note in source.facts.notes)
