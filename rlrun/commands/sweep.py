@@ -289,7 +289,7 @@ def resume(folder: Path, flags: dict[str, Any]) -> int:
 
 
 class RecordedSupply:
-    """A supply that writes each job to sweep.json, clears its directory and puts it under the sweep's MLflow run."""
+    """A supply that writes each job to sweep.json and puts it under the sweep's MLflow run."""
 
     def __init__(self, supply: Any, parent: Any, folder: Path, trusted: bool):
         """trusted: whether jobs may run modules that no installed package contains."""
@@ -297,14 +297,12 @@ class RecordedSupply:
         self.look, self.done = supply.look, supply.done
 
     def next(self) -> Any:
-        from rlrun.experiments.jobs import clear
         from rlrun.experiments.record import add
 
         job = self.supply.next()
         if job is None:
             return None
         add(self.folder, job)
-        clear(job)
         return self.parent.adopt(replace(job, trusted=self.trusted))
 
 

@@ -38,7 +38,7 @@ class Outcome:
     reason: str = ""
     row: dict[str, Any] = field(default_factory=dict)  # the last row of progress.jsonl
     summary: dict[str, Any] = field(default_factory=dict)
-    lost: bool = False  # whether it failed because its machine or its queue did
+    lost: bool = False  # whether it failed through no fault of its own, as when its machine or its queue did
 
     @property
     def return_mean(self) -> float | None:
