@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlrun.cli import take_flags
-from rlrun.commands.sweep_check import JobCheck
+from rlrun.commands.sweep_check import JobCheck, check_fractions
 from rlrun.core.errors import UserError, closest
 
 if TYPE_CHECKING:
@@ -178,6 +178,7 @@ def search(words: list[str], space: Any, own: list[str], flags: dict[str, Any]) 
     check_free(flags, taken)
     check = JobCheck(plans=jobs_run_here(flags), compares=True)
     config = check([*own, *space.fixed, *first], "at the lowest values")
+    check_fractions(config, space.intervals)
     if kind == "pbt":
         from rlrun.commands.sweep_check import check_changes
         from rlrun.experiments.population import fits
