@@ -22,7 +22,7 @@ from rlrun.bench.tables import Wanted, load, select
 from rlrun.cli import take_flags
 from rlrun.config.paths import options
 from rlrun.core.errors import UserError, closest
-from rlrun.experiments.jobs import Pool, check_timeout, clear
+from rlrun.experiments.jobs import Pool, check_timeout
 from rlrun.experiments.outcomes import DONE, Outcome, TrainingJob, known
 from rlrun.experiments.places import places
 from rlrun.experiments.runs import SavedRun, science_of
@@ -149,7 +149,6 @@ class Cells:
             if not any(self._contains(name, outcome.job.name) for name in self.running):
                 self.waiting.remove(outcome)
                 self.running.add(outcome.job.name)
-                clear(outcome.job)
                 return outcome.job
         return None  # what waits is asked for again when the runs that may contain it have ended
 

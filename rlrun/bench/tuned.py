@@ -24,7 +24,7 @@ from rlrun.cli import take_flags
 from rlrun.config.paths import options, root
 from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError, closest
-from rlrun.experiments.jobs import Fixed, Pool, check_timeout, clear
+from rlrun.experiments.jobs import Fixed, Pool, check_timeout
 from rlrun.experiments.outcomes import DONE, Outcome, TrainingJob, known
 from rlrun.experiments.places import places
 from rlrun.experiments.runs import RETURN, SavedRun
@@ -146,7 +146,7 @@ def main(words: Sequence[str]) -> int:
     todo = [outcome.job for outcome in before if outcome.status not in DONE]
     print(f"rlrun benchmark tuned: {len(todo)} of {len(jobs)} runs to do in {folder}", flush=True)
     pool = Pool(places(flags["--jobs"]), view(len(jobs)), flags["--timeout"], before)
-    outcomes = [outcome for outcome in pool.run(Cleared(todo)) if outcome.status != "WAITING"]
+    outcomes = [outcome for outcome in pool.run(Fixed(todo)) if outcome.status != "WAITING"]
     results = [judged(*jobs[outcome.job.name][:2], outcome) for outcome in outcomes]
     print()
     print(
@@ -172,16 +172,6 @@ def check_results_file(name: str) -> None:
         raise UserError(f"--json {name!r}: this is not the name of a file")
     if not os.access(file.parent, os.W_OK):
         raise UserError(f"--json {name}: the folder cannot be written to")
-
-
-class Cleared(Fixed):
-    """A list of jobs that begin anew where an earlier session has left no checkpoint."""
-
-    def next(self) -> TrainingJob | None:
-        job = super().next()
-        if job is not None:
-            clear(job)
-        return job
 
 
 def left_by(job: TrainingJob) -> Outcome:

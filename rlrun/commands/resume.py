@@ -22,6 +22,7 @@ from rlrun.config.saved import save_config, saved_config
 from rlrun.config.types import load_yaml, parse_assignments
 from rlrun.core.errors import UserError, closest
 from rlrun.core.numbers import whole_number
+from rlrun.loggers.mlflow import absolute_address
 
 if TYPE_CHECKING:
     from rlrun.core.duties import Stops
@@ -52,6 +53,8 @@ def resume(path: Path, changes: dict[str, Any], trusted: bool = False, needed: b
     session.Watch, for a run from Python."""
     changes = dict(changes)
     wanted = changes.pop("checkpoint", None)
+    if isinstance(address := changes.get("logger.mlflow.uri"), str):
+        changes["logger.mlflow.uri"] = absolute_address(address)
     values = saved_config(path, trusted)
     for key, value in loggers_first(changes):
         change(values, key, value)

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlrun.cli import take_flags
-from rlrun.commands.sweep_check import JobCheck
+from rlrun.commands.sweep_check import JobCheck, check_fractions
 from rlrun.core.errors import UserError, closest
 
 if TYPE_CHECKING:
@@ -178,6 +178,7 @@ def search(words: list[str], space: Any, own: list[str], flags: dict[str, Any]) 
     check_free(flags, taken)
     check = JobCheck(plans=jobs_run_here(flags), compares=True)
     config = check([*own, *space.fixed, *first], "at the lowest values")
+    check_fractions(config, space.intervals)
     if kind == "pbt":
         from rlrun.commands.sweep_check import check_changes
         from rlrun.experiments.population import fits
@@ -289,7 +290,7 @@ def resume(folder: Path, flags: dict[str, Any]) -> int:
 
 
 class RecordedSupply:
-    """A supply that writes each job to sweep.json, clears its directory and puts it under the sweep's MLflow run."""
+    """A supply that writes each job to sweep.json and puts it under the sweep's MLflow run."""
 
     def __init__(self, supply: Any, parent: Any, folder: Path, trusted: bool):
         """trusted: whether jobs may run modules that no installed package contains."""
@@ -297,14 +298,12 @@ class RecordedSupply:
         self.look, self.done = supply.look, supply.done
 
     def next(self) -> Any:
-        from rlrun.experiments.jobs import clear
         from rlrun.experiments.record import add
 
         job = self.supply.next()
         if job is None:
             return None
         add(self.folder, job)
-        clear(job)
         return self.parent.adopt(replace(job, trusted=self.trusted))
 
 

@@ -9,6 +9,9 @@ from typing import Any
 
 from rlrun.cli import compose
 from rlrun.core.errors import UserError
+from rlrun.experiments.grid import Interval, bare
+
+GOLDEN = 0.618033988749895  # share of an interval below a value that is whole in hardly any interval
 
 
 class JobCheck:
@@ -87,6 +90,37 @@ def plan_key(values: dict[str, Any]) -> str:
         if key != "seed"
     }
     return json.dumps(options, sort_keys=True, default=str)
+
+
+def check_fractions(config: dict[str, Any], intervals: Mapping[str, Interval]) -> None:
+    """UserError where an interval draws fractions for an option that takes whole numbers alone.
+
+    config: that of a job with the lowest values, which say little: a whole option takes 16 from interval(16,64)."""
+    for key, one in intervals.items():
+        inside = one.low + GOLDEN * (one.high - one.low)
+        if one.whole or not one.low.is_integer() or float(one.text(inside)).is_integer():
+            continue
+        if is_whole(config, bare(key), int(one.low)):
+            written = f"interval({one.low:.12g},{one.high:.12g})"
+            raise UserError(
+                f"{key} takes whole numbers, and its interval would draw fractions too: write"
+                f" int({f'tag(log,{written})' if one.log else written})"
+            )
+
+
+def is_whole(config: dict[str, Any], option: str, value: int) -> bool:
+    """Whether an option of a plain config, which may have this value, takes whole numbers alone."""
+    import copy
+
+    from rlrun.commands.resume import set_option
+    from rlrun.config.run import type_config
+    from rlrun.config.types import numbers_read
+
+    config = copy.deepcopy(config)
+    with numbers_read() as found, contextlib.suppress(UserError):  # only where a whole number is needed, text is read
+        set_option(config, option, str(value))
+        type_config(config)
+    return option in found
 
 
 def check_changes(jobs: Callable[[str, str], dict[str, Any]], changes: Mapping[str, Sequence[str]]) -> None:

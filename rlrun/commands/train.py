@@ -145,8 +145,7 @@ def start(values: dict[str, Any], given: dict[str, Any], watch: Any = None, said
     lines = [*said, *([defaults] if defaults else [])]
     config = type_config(values)
     check_logger(values)
-    # The path is absolute, so that a run that is resumed from another directory finds its MLflow store.
-    values["runs_root"] = str(Path(config.run.runs_root).resolve())
+    use_absolute_paths(values)
     machine = machine_for(config)
     planned = planned_here(values, machine, given, lines, auto)
     refuse_unused(planned, given)
@@ -167,6 +166,19 @@ def start(values: dict[str, Any], given: dict[str, Any], watch: Any = None, said
 
     values = save_config(values, directory.path)
     return session.run(planned, values, directory, restored=None, watch=watch, callbacks=callbacks)
+
+
+def use_absolute_paths(values: dict[str, Any]) -> None:
+    """Makes the paths absolute where a run writes outside its directory, so that a run that is resumed from another
+    directory goes on writing there."""
+    from rlrun.loggers.mlflow import absolute_address
+
+    replay, mlflow = values.get("replay") or {}, (values.get("logger") or {}).get("mlflow") or {}
+    for options, name in ((values, "runs_root"), (values, "record"), (replay, "directory")):
+        if options.get(name):
+            options[name] = str(Path(options[name]).resolve())
+    if mlflow:
+        mlflow["uri"] = absolute_address(mlflow["uri"])
 
 
 def capacity_is_auto(values: dict[str, Any]) -> bool:

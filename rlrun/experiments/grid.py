@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
+import math
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -103,6 +104,8 @@ def parse(words: Sequence[str]) -> Space:
                 float(sweep.end),
                 isinstance(sweep.start, int) and isinstance(sweep.end, int),
             )
+            if not math.isfinite(high - low):
+                raise UserError(f"{word}: both ends of an interval must be finite numbers, and their difference too")
             if not low < high or ("log" in sweep.tags and low <= 0):
                 raise UserError(
                     f"{word}: an interval's first number must be below its"

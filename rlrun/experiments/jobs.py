@@ -43,7 +43,7 @@ class Supply(Protocol):
     """Gives out jobs one at a time and is told how they go."""
 
     def next(self) -> TrainingJob | None:
-        """The next job, or None where there is none at present. It is asked again as long as any job runs."""
+        """The next job, or None where there is none at present. It is asked again as long as any job runs or waits."""
         ...
 
     def look(self, outcome: Outcome) -> bool:
@@ -140,8 +140,19 @@ class _Running:
     too_long: bool = False
 
 
+@dataclass
+class _Waiting:
+    """A job whose directory another process uses."""
+
+    job: TrainingJob
+    end: float  # time at which it is given up
+
+
 class Pool:
-    """Runs the jobs that a supply gives out.
+    """Runs the jobs that a supply gives out. A job begins anew where an earlier session has left no checkpoint of it.
+
+    A job whose directory is in use, as by a process of an earlier session that still saves, waits while others run. It
+    has FAILED if the directory is still in use after GRACE_SEC.
 
     `interrupted` is True where a signal ended the pool. Its jobs have saved then and can be resumed.
     """
@@ -161,6 +172,7 @@ class Pool:
         self.free, self.view, self.timeout_sec, self.starter = list(where), view, timeout_sec, starter or Here()
         self.outcomes: list[Outcome] = list(known)
         self.running: list[_Running] = []
+        self.waiting: list[_Waiting] = []
         self.signal: int | None = None
         self.again = False
 
@@ -174,9 +186,9 @@ class Pool:
             while True:
                 for one in list(self.running):
                     self._watch(one, supply)
-                while self.free and not self.interrupted and (job := supply.next()) is not None:
+                while self.free and not self.interrupted and (job := self._next(supply)) is not None:
                     self._start(job)
-                if not self.running:
+                if not self.running and (self.interrupted or not self.waiting):
                     break
                 self.view.show(self.outcomes)
                 time.sleep(POLL_SEC)
@@ -223,12 +235,37 @@ class Pool:
         self.again = self.interrupted
         self.signal = self.signal or number
 
-    def _start(self, job: TrainingJob) -> None:
-        place = self.free.pop(0)
+    def _next(self, supply: Supply) -> TrainingJob | None:
+        """A job that waited and whose directory is free now, or else the supply's next one with a free directory."""
+        for one in list(self.waiting):
+            if not held(one.job.run_dir):
+                self.waiting.remove(one)
+                return one.job
+            if time.monotonic() > one.end:
+                self.waiting.remove(one)
+                self._give_up(one.job, supply)
+        while (job := supply.next()) is not None and held(job.run_dir):
+            print(f"  {job.name} waits: {job.run_dir} is in use by {holder(job.run_dir)}", flush=True)
+            self.waiting.append(_Waiting(job, time.monotonic() + GRACE_SEC))
+        return job
+
+    def _give_up(self, job: TrainingJob, supply: Supply) -> None:
+        """Ends a job, which a later session can try again, because its directory is in use."""
+        outcome = self._outcome(job)
+        outcome.status, outcome.lost = "FAILED", True
+        outcome.reason = f"{job.run_dir} is still in use by {holder(job.run_dir)}"
+        supply.done(outcome)
+
+    def _outcome(self, job: TrainingJob) -> Outcome:
         outcome = next((known for known in self.outcomes if known.job.run_dir == job.run_dir), None)
         if outcome is None:
             outcome = Outcome(job=job)
             self.outcomes.append(outcome)
+        return outcome
+
+    def _start(self, job: TrainingJob) -> None:
+        clear(job)
+        place, outcome = self.free.pop(0), self._outcome(job)
         outcome.status, outcome.reason, outcome.summary, outcome.lost = "RUNNING", "", {}, False
         outcome.row = last_row(job.run_dir) or {}  # the rows of a run that begins anew are gone
         job.log.parent.mkdir(parents=True, exist_ok=True)
@@ -283,21 +320,8 @@ def command_of(job: TrainingJob) -> list[str]:
 
 def clear(job: TrainingJob) -> None:
     """Removes the directory of a run that has no checkpoint, since it cannot be resumed. A directory in which rlrun has
-    made no run is left as it is.
-
-    First waits for a process of an earlier session that is still saving. UserError where it does not end in GRACE_SEC.
-    """
-    if not job.run_dir.exists():
-        return
-    end, told = time.monotonic() + GRACE_SEC, False
-    while held(job.run_dir):
-        if time.monotonic() > end:
-            raise UserError(f"{job.run_dir} is still in use by {holder(job.run_dir)}")
-        if not told:
-            print(f"  waiting for {job.name}, which is still saving", flush=True)
-            told = True
-        time.sleep(POLL_SEC)
-    if not checkpoints(job.run_dir) and holds_run(job.run_dir):
+    made no run is left as it is."""
+    if job.run_dir.exists() and not checkpoints(job.run_dir) and holds_run(job.run_dir):
         shutil.rmtree(job.run_dir)
 
 

@@ -38,7 +38,7 @@ class Outcome:
     reason: str = ""
     row: dict[str, Any] = field(default_factory=dict)  # the last row of progress.jsonl
     summary: dict[str, Any] = field(default_factory=dict)
-    lost: bool = False  # whether it failed because its machine or its queue did
+    lost: bool = False  # whether it failed through no fault of its own, as when its machine or its queue did
 
     @property
     def return_mean(self) -> float | None:
@@ -125,13 +125,12 @@ def settle(outcome: Outcome, code: int | None, before: tuple[int, int] | None = 
         outcome.reason = last_line(outcome.job.log)
 
 
-def last_row(run_dir: Path, having: str | None = None) -> dict[str, Any] | None:
-    """The last whole row of progress.jsonl, read from the end of the file; None where there is none. having: a value
-    that the row must have."""
+def last_row(run_dir: Path) -> dict[str, Any] | None:
+    """The last whole row of progress.jsonl, read from the end of the file; None where there is none."""
     try:
         with (run_dir / "progress.jsonl").open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - (16384 if having is None else 2**20)))
+            file.seek(max(0, size - 16384))
             lines = file.read().split(b"\n")
     except OSError:
         return None
@@ -140,7 +139,7 @@ def last_row(run_dir: Path, having: str | None = None) -> dict[str, Any] | None:
             row = json.loads(line)
         except ValueError:
             continue
-        if isinstance(row, dict) and (having is None or row.get(having) is not None):
+        if isinstance(row, dict):
             return row
     return None
 

@@ -17,6 +17,7 @@ from rlrun.core.errors import UserError, check_name
 from rlrun.core.passwords import check_known, masked, masked_values, whole
 from rlrun.core.plugins import TRUST
 from rlrun.experiments.outcomes import DONE, Outcome, TrainingJob
+from rlrun.loggers.mlflow import absolute_address
 
 FORMAT = 1
 STATUSES = ("COMPLETED", "STOPPED", "INTERRUPTED", "FAILED", "PRUNED", "WAITING")
@@ -45,7 +46,7 @@ def write(
     mlflow = (config.get("logger") or {}).get("mlflow") or {"enabled": False}
     store = (
         {
-            "uri": masked_values(mlflow["uri"], "uri"),
+            "uri": masked_values(absolute_address(mlflow["uri"]), "uri"),
             "experiment": mlflow["experiment"],
             "root": str(Path(config["runs_root"]).resolve()),
         }

@@ -7,17 +7,20 @@ The study is a journal of JSON lines in the sweep's directory, so that a search 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlrun.core.errors import UserError
 from rlrun.core.installing import install_line
 from rlrun.experiments.grid import Space, Variation, job_name
-from rlrun.experiments.outcomes import DONE, Outcome, TrainingJob, last_row
+from rlrun.experiments.outcomes import DONE, Outcome, TrainingJob
 from rlrun.experiments.record import job_in
+from rlrun.loggers.jsonl import rows_behind
 
 METHODS = ("random", "tpe")
 STARTUP_TRIALS = 5  # runs to finish before another can be pruned, and before TPE stops drawing at random
@@ -52,6 +55,25 @@ def journal(path: Path) -> Any:
         raise UserError(f"{path} is damaged: {error}") from None
 
 
+@dataclass
+class _Seen:
+    """How far the rows of a trial's run have been read."""
+
+    rung: int = 0  # the last one that was reported to the study
+    offset: int = 0  # bytes of progress.jsonl
+    point: tuple[float, float] | None = None  # env steps and mean return of the last row that has a return
+
+
+def _judged(row: dict[str, Any]) -> tuple[float, float] | None:
+    """The env steps and the mean return by which a row is judged; None where it has no return. Runs that learn from
+    data play no games but those of evaluations, whose weights may be older than the row."""
+    if (mean := row.get("sample/return_mean")) is not None:
+        return row["env_steps"], mean
+    if (mean := row.get("eval/return_mean")) is not None:
+        return row.get("eval/env_steps", row["env_steps"]), mean
+    return None
+
+
 class Trials:
     """A supply of jobs whose words a study draws, to maximise the mean return of the last 100 games of a run."""
 
@@ -81,7 +103,7 @@ class Trials:
             check,
         )
         self.rung = max(1.0, env_steps / RUNGS)
-        self.reported: dict[int, int] = {}  # trial number -> the last rung that was reported to the study
+        self.seen: dict[int, _Seen] = {}  # by the number of a trial
         storage = journal(folder / "study.jsonl")
         samplers = {"random": found.samplers.RandomSampler, "tpe": found.samplers.TPESampler}
         # constant_liar keeps runs side by side apart. Optuna calls it experimental at every search.
@@ -108,7 +130,7 @@ class Trials:
         self.again: list[tuple[Any, TrainingJob]] = []  # jobs of an earlier session that the study has no result for
         for frozen in self.study.trials:
             if frozen.state == found.trial.TrialState.RUNNING:
-                self.reported[frozen.number] = max(frozen.intermediate_values, default=0)
+                self.seen[frozen.number] = _Seen(rung=max(frozen.intermediate_values, default=0))
                 trial = found.trial.Trial(self.study, frozen._trial_id)
                 self._check_known(frozen.params)
                 # The trial has its values, but for those that were not drawn yet when a session was killed.
@@ -164,23 +186,37 @@ class Trials:
     def look(self, outcome: Outcome) -> bool:
         if not self.prune:
             return False
-        row, mean = outcome.row, outcome.row.get("sample/return_mean")
-        if mean is None:  # runs that learn from data play no games but those of evaluations
-            if row.get("eval/return_mean") is None:
-                row = last_row(outcome.job.run_dir, "eval/return_mean") or {}
-            mean = row.get("eval/return_mean")
-        rung = int(row.get("env_steps", 0) / self.rung)
         trial = self.trials[outcome.job.name]
-        if mean is None or rung <= self.reported.get(trial.number, 0):
-            return False
-        self.reported[trial.number] = rung
-        trial.report(mean, rung)
-        return bool(trial.should_prune())
+        for rung, mean in self._passed(trial.number, outcome.job.run_dir):
+            trial.report(mean, rung)
+            if trial.should_prune():
+                return True
+        return False
+
+    def _passed(self, number: int, run_dir: Path) -> Iterator[tuple[int, float]]:
+        """Yields the rungs that a trial's run has passed and that were not yielded before, each with the mean return
+        there, which is interpolated between rows. Runs are thus compared after as many env steps, whenever they write
+        their rows and however often these are read."""
+        seen = self.seen.setdefault(number, _Seen())
+        for offset, row in rows_behind(run_dir / "progress.jsonl", seen.offset):
+            seen.offset = offset
+            point = _judged(row)
+            if point is None:
+                continue
+            (before, low), (steps, high) = seen.point or point, point
+            seen.point = point
+            for rung in range(max(seen.rung + 1, math.ceil(before / self.rung)), int(steps / self.rung) + 1):
+                share = (rung * self.rung - before) / (steps - before) if steps > before else 1.0
+                seen.rung = rung
+                yield rung, low + share * (high - low)
 
     def done(self, outcome: Outcome) -> None:
         state = optuna().trial.TrialState
         trial = self.trials[outcome.job.name]
         if outcome.status in DONE and outcome.return_mean is not None:
+            if self.prune:
+                for rung, mean in self._passed(trial.number, outcome.job.run_dir):
+                    trial.report(mean, rung)
             self.study.tell(trial, outcome.return_mean)
         elif outcome.status == "PRUNED":
             self.study.tell(trial, state=state.PRUNED)

@@ -6,6 +6,7 @@ import errno
 import json
 import sys
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from rlrun.core.saved_files import read_rows
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 WAITING = 100_000  # rows that may wait for space on a full disk; the oldest of more are lost
+PART_BYTES = 1 << 20  # of progress.jsonl that are read at a time
 
 
 class Jsonl:
@@ -73,3 +75,24 @@ def _steps(line: str) -> float | None:
 def read(path: Path) -> list[dict[str, Any]]:
     """All complete rows of a progress.jsonl. Raises UserError where rlrun cannot have written it."""
     return read_rows(path)
+
+
+def rows_behind(path: Path, offset: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields (offset behind the row, row) of all complete rows from this offset on; none where there is no file."""
+    try:
+        file = path.open("rb")
+    except OSError:
+        return
+    with file:
+        file.seek(offset)
+        rest = b""
+        while part := file.read(PART_BYTES):
+            *lines, rest = (rest + part).split(b"\n")
+            for line in lines:
+                offset += len(line) + 1
+                try:
+                    row = json.loads(line)
+                except ValueError:
+                    continue  # a killed run may leave half a row
+                if isinstance(row, dict) and "env_steps" in row:
+                    yield offset, row

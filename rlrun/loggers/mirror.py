@@ -40,6 +40,7 @@ from typing import Any, NamedTuple
 from rlrun.core.checkpoint import Checkpoints, write_atomically
 from rlrun.core.open_loop import FOLDER
 from rlrun.core.passwords import masked
+from rlrun.loggers.jsonl import PART_BYTES, rows_behind
 from rlrun.loggers.mlflow import STATUS, Names, flatten, has_become, keeps_files, open_experiment, store_uri
 
 MEMORY = "mlflow.json"
@@ -47,7 +48,6 @@ METRICS, PARAMETERS = 1000, 100  # numbers that MLflow takes at a time
 # Numbers of the first batch of rows. Each batch that arrives doubles the next, and one that does not is followed by
 # batches of this size again, because a slow server would never answer in time for a large one.
 FIRST_METRICS = 60
-PART_BYTES = 1 << 20  # of progress.jsonl that are read at a time
 LONGEST = 6000  # characters of a parameter's value
 REPLACED = " (replaced)"  # the end of the name of an MLflow run whose rows are not the run's any more
 CHECKPOINT = ("policy.pt", "run.json", "manifest.json")  # files of a checkpoint that become artifacts
@@ -337,24 +337,7 @@ class Mirror:
         self.most = min(METRICS, 2 * before)
 
     def _rows(self, offset: int) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yields (offset behind the row, row) of all complete rows from this offset on."""
-        try:
-            file = (self.run_dir / "progress.jsonl").open("rb")
-        except OSError:
-            return
-        with file:
-            file.seek(offset)
-            rest = b""
-            while part := file.read(PART_BYTES):
-                *lines, rest = (rest + part).split(b"\n")
-                for line in lines:
-                    offset += len(line) + 1
-                    try:
-                        row = json.loads(line)
-                    except ValueError:
-                        continue  # a killed run may leave half a row
-                    if isinstance(row, dict) and "env_steps" in row:
-                        yield offset, row
+        return rows_behind(self.run_dir / "progress.jsonl", offset)
 
     def _sessions(self) -> list[list[float]]:
         """Where sessions begin. A run that began without MLflow has one, which began when its summary says."""

@@ -74,6 +74,15 @@ def _address(file: Path) -> str:
     return f"sqlite:///{str(file).replace('%', '%25').replace('?', '%3F')}"
 
 
+def absolute_address(uri: str | None) -> str | None:
+    """The address of a store. One that names an SQLite file by a relative path gets the file's absolute path, so that
+    it stays the address of this file in other working directories. Others stay as they are."""
+    name = (uri or "").removeprefix("sqlite:///")
+    if name in (uri, "", ":memory:") or name.startswith(("/", "file:")):
+        return uri
+    return f"{_address(Path.cwd())}/{name}"  # the name keeps its own escapes and options
+
+
 def store_root(saved: str | Path, folder: Path) -> Path:
     """The folder that holds the MLflow store of a run or a sweep. folder: that of the run or the sweep.
 
@@ -100,9 +109,12 @@ def keeps_files(address: str | None) -> bool:
 
 
 def _sqlite_file(uri: str) -> Path | None:
-    """The file of an SQLite store, or None if the store is something else, is in memory or is opened with options."""
+    """The absolute path of the file of an SQLite store, or None if the store is something else, is in memory or is
+    opened with options."""
     name = uri.removeprefix("sqlite:///")
-    return None if name in (uri, "", ":memory:") or name.startswith("file:") or "?" in name else Path(unquote(name))
+    if name in (uri, "", ":memory:") or name.startswith("file:") or "?" in name:
+        return None
+    return Path(unquote(name)).absolute()
 
 
 def _create(file: Path) -> None:

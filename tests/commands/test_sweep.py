@@ -92,6 +92,16 @@ def test_dry_run_prints_the_runs_and_makes_nothing(tmp_path, capsys, monkeypatch
             ["algo=pg,a2c", *QUICK, "--search", "pbt", "--trials", "2", "--every", "300"],
             "algo: a population can change numbers",
         ),
+        (
+            ["algo=pg", *QUICK, "algo.fragment_length=interval(16,64)", "--search", "random", "--trials", "2"],
+            "algo.fragment_length takes whole numbers, and its interval would draw fractions too: write"
+            " int(interval(16,64))",
+        ),
+        (
+            ["algo=pg", *QUICK, "++episode_window=tag(log,interval(16,64.5))", "--search", "random", "--trials", "2"],
+            "++episode_window takes whole numbers, and its interval would draw fractions too: write"
+            " int(tag(log,interval(16,64.5)))",
+        ),
         (["--resume", "nowhere", "seed=1"], "--resume goes on with the sweep as it was"),
     ],
 )

@@ -74,6 +74,10 @@ def test_intervals_say_how_to_search():
         (["algo.lr=interval(1e-3, 1e-5)"], "first number must be below its last"),
         (["algo.lr=tag(lgo, interval(0.1, 1))"], "there is no tag lgo"),
         (["algo.lr=tag(log, interval(0, 1))"], "above 0 with log"),
+        (["algo.lr=interval(1e-3, inf)"], "both ends of an interval must be finite"),
+        (["algo.lr=tag(log, interval(1e-3, 1e999))"], "both ends of an interval must be finite"),
+        (["algo.lr=interval(-1e308, 1e308)"], "and their difference too"),
+        (["algo.lr=interval(nan, 1)"], "both ends of an interval must be finite"),
     ],
 )
 def test_words_that_are_no_sweep(words, said):

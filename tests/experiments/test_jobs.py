@@ -422,24 +422,54 @@ def test_a_signal_before_a_job_listens_is_an_interruption(tmp_path):
     assert [outcome.status for outcome in made] == ["INTERRUPTED"] and made[0].reason == "killed by SIGTERM"
 
 
-def test_a_run_that_still_saves_is_waited_for(tmp_path, capsys):
+def test_a_run_that_still_saves_is_waited_for_while_others_run(tmp_path, capsys):
     from rlrun.core.run_lock import held
-    from rlrun.experiments.jobs import clear
     from rlrun.runtime.rundir import RunDir
 
-    one = job(tmp_path, "a")
+    one, two = job(tmp_path, "a"), job(tmp_path, "b")
     holding = RunDir.create(one.run_dir)
     holding.summary(status="RUNNING", algo="pg", env="CartPole-v1", seed=1)
+    (one.run_dir / "old").touch()
     assert held(one.run_dir)
-    threading.Timer(0.6, holding.release).start()
+
+    class Releases(Fixed):
+        def done(self, outcome):
+            if outcome.job is two:
+                assert held(one.run_dir), "b runs while a is waited for"
+                threading.Timer(0.6, holding.release).start()
+
     began = time.monotonic()
-    clear(one)
-    assert (
-        time.monotonic() - began > 0.5
-        and not one.run_dir.exists()
-        and "waiting for a, which is still saving" in capsys.readouterr().out
-    )
+    made = pool().run(Releases([one, two]))
+    assert {outcome.job.name: outcome.status for outcome in made} == {"a": "COMPLETED", "b": "COMPLETED"}
+    assert time.monotonic() - began > 0.5 and not (one.run_dir / "old").exists(), "it begins anew"
+    assert capsys.readouterr().out.count(f"a waits: {one.run_dir} is in use by process {os.getpid()}") == 1
     assert not held(tmp_path)
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_a_directory_that_stays_in_use_costs_no_other_job(tmp_path, monkeypatch, interrupted):
+    from rlrun.runtime.rundir import RunDir
+
+    monkeypatch.setattr("rlrun.experiments.jobs.GRACE_SEC", 60.0 if interrupted else 0.5)
+    jobs = [job(tmp_path, name) for name in "abc"]
+    holding, heard = RunDir.create(jobs[0].run_dir), []
+
+    class Hears(Fixed):
+        def done(self, outcome):
+            heard.append((outcome.job.name, outcome.status, outcome.lost))
+            if interrupted and outcome.job.name == "c":
+                threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+
+    running, began = pool(), time.monotonic()
+    try:
+        made = running.run(Hears(jobs))
+    finally:
+        holding.release()
+    given_up = [] if interrupted else [("a", "FAILED", True)]
+    assert sorted(heard) == [*given_up, ("b", "COMPLETED", False), ("c", "COMPLETED", False)]
+    assert time.monotonic() - began < 30 and running.interrupted == interrupted
+    reasons = " ".join(one.reason for one in made)
+    assert interrupted or f"{jobs[0].run_dir} is still in use by process {os.getpid()}" in reasons
 
 
 def test_only_what_a_run_has_made_is_cleared(tmp_path):

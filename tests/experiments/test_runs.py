@@ -13,7 +13,7 @@ from conftest import compose
 from rlrun.cli import _dispatch
 from rlrun.core.errors import UserError
 from rlrun.core.run_lock import RunLock
-from rlrun.experiments.runs import differing, find, groups, telling
+from rlrun.experiments.runs import check_metric, differing, find, groups, telling
 
 BASE = ("algo=pg", "env=CartPole-v1", "logger=[]")
 
@@ -106,6 +106,14 @@ def test_a_metric_that_is_logged_rarely_can_be_drawn(tmp_path, capsys):
     assert _dispatch(["plot", str(folder), "--metric", "eval/return_mean"]) == 0
     assert _dispatch(["compare", str(folder), str(folder)]) == 0
     assert re.search(r"last eval/return_mean\s+5\s+5\n", capsys.readouterr().out)
+
+
+def test_a_metric_without_its_prefix_is_the_one_that_has_numbers(runs, tmp_path):
+    """Runs that learn from data play no games, and their rows have the return of training as null."""
+    folder = with_evaluations(saved(tmp_path / "offline", *BASE, returns=(None, None)), {1: (1500, 5.0)})
+    assert check_metric("return_mean", find([str(folder)])) == "eval/return_mean"
+    assert check_metric("return_mean", find([str(folder), str(runs)])) == "sample/return_mean"
+    assert check_metric("sample/return_mean", find([str(folder)])) == "sample/return_mean", "the whole name was given"
 
 
 def test_estimates_are_compared_and_reported(tmp_path, capsys):

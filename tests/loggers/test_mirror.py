@@ -307,7 +307,7 @@ def test_names_that_mlflow_refuses_are_changed_and_stay_apart(tmp_path, capsys):
 
 
 def test_rows_are_read_in_pieces_and_half_a_row_is_left_for_later(tmp_path, monkeypatch):
-    monkeypatch.setattr("rlrun.loggers.mirror.PART_BYTES", 7)
+    monkeypatch.setattr("rlrun.loggers.jsonl.PART_BYTES", 7)
     mirror = Mirror(tmp_path, MlflowPlace(None, tmp_path, "rlrun"))
     lines = [json.dumps({"env_steps": number, "time_sec": 1.0}) for number in range(4)]
     (tmp_path / "progress.jsonl").write_text("\n".join(lines) + '\n{"env_steps": 9, "ti')

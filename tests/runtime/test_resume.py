@@ -103,3 +103,34 @@ def test_a_failure_is_said_before_the_loggers_are_waited_for(tmp_path, monkeypat
     assert _dispatch([*words, "env_steps=300", f"run_dir={tmp_path / 'run'}"]) == 1
     assert "FAILED: " in said[0].out and "rlrun: " in said[0].err and "Counting" in said[0].err
     assert capsys.readouterr().out.strip() == str(tmp_path / "run"), "the folder is last"
+
+
+def test_a_run_that_is_resumed_in_another_folder_goes_on_in_its_own_files(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("mlflow")
+    from rlrun.datasets.open import open_source
+    from rlrun.experiments.record import write
+    from rlrun.experiments.runs import SavedRun, differing
+
+    first, other = tmp_path / "100%", tmp_path / "100%" / "below"
+    other.mkdir(parents=True)
+    monkeypatch.chdir(first)
+    words = ["algo=dqn", "env=rlrun/Counting-v0", "resources=debug", "model.hidden=[8]", "algo.batch_size=8"]
+    words += ["algo.learning_starts=50", "replay.capacity=1000", "record=recorded", "replay.directory=rows"]
+    words += ["logger=[mlflow]", "logger.mlflow.uri=sqlite:///store.db", "logger.mlflow.wait_sec=120"]
+    assert _dispatch(["train", *words, "env_steps=100", "run_dir=run"]) == 0
+    known = json.loads((first / "run" / "mlflow.json").read_text())
+    monkeypatch.chdir(other)
+    assert _dispatch(["resume", "../run", "env_steps=200"]) == 0
+    assert list(other.iterdir()) == [] and open_source(str(first / "recorded")).most_rows >= 200
+    assert "does not know this run" not in capsys.readouterr().err
+    assert json.loads((first / "run" / "mlflow.json").read_text())["run_id"] == known["run_id"]
+    assert _dispatch(["resume", "../run", "env_steps=220", "logger.mlflow.uri=sqlite:///../store.db"]) == 0
+    assert SavedRun(first / "run").options["logger.mlflow.uri"] == f"sqlite:///{other}/../store.db".replace("%", "%25")
+
+    logger = {"mlflow": {"enabled": True, "uri": "sqlite:///store.db", "experiment": "x"}}
+    write(tmp_path, [], [], {"logger": logger, "runs_root": "runs"})  # a sweep's own MLflow run
+    saved = json.loads((tmp_path / "sweep.json").read_text())["mlflow"]["uri"]
+    assert saved == f"sqlite:///{other}/store.db".replace("%", "%25")
+    monkeypatch.chdir(first / "run")
+    assert _dispatch(["train", "--from-run", ".", "logger=[]", "record=elsewhere", "env_steps=60", "run_dir=again"]) == 0
+    assert differing([SavedRun(first / "run"), SavedRun(first / "run" / "again")]) == ["env_steps"]
