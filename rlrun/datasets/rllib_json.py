@@ -73,7 +73,7 @@ class RLlibJson:
             if spec is not None and not rows.policy and len(rows.reward):
                 break  # a set with several policies is read whole, to learn their names
         self.facts: DataFacts = facts_of(guess, spec, self.name, notes)
-        self._policies = guess.policies
+        self._policies, self._first_t = guess.policies, guess.first_t
         # Every decision has at most one dead row behind it. With a spec, only the first batch has been looked at.
         self.most_rows: int | None = 2 * guess.rows if spec is None else None
 
@@ -81,7 +81,7 @@ class RLlibJson:
         return len(self._chains)
 
     def read(self, piece: int) -> Iterator[Trajectory]:
-        stitcher = Stitcher(self.facts, self._policies, self.normalized)
+        stitcher = Stitcher(self.facts, self._policies, self.normalized, self._first_t)
         for file in self._chains[piece]:
             for rows in _chunks(file):
                 yield from stitcher.add(rows)
@@ -122,11 +122,16 @@ def _files(paths: list[Path]) -> tuple[list[_File], list[str]]:
     return found, notes
 
 
+def in_order(name: object) -> list[str | int]:
+    """A key that sorts names as they were given: by time, and then by number, so that 10 is behind 9."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", str(name))]
+
+
 def _chains(files: list[_File]) -> list[list[_File]]:
     """The files in chains, in which an episode may go on from a file to the next: a worker's in one run, by number."""
     chains: list[list[_File]] = []
     last: dict[tuple[str, str], tuple[int, list[_File]]] = {}  # of each worker: the number of its last file, its chain
-    for file in files:
+    for file in sorted(files, key=in_order):
         match = WRITTEN.fullmatch(Path(file.name).name)
         if match is None:
             chains.append([file])
@@ -138,7 +143,8 @@ def _chains(files: list[_File]) -> list[list[_File]]:
             chains.append(chain)
         chain.append(file)
         last[worker] = number, chain
-    return chains
+    place = {file: number for number, file in enumerate(files)}
+    return sorted(chains, key=lambda chain: place[chain[0]])
 
 
 def _lines(file: _File) -> Iterator[tuple[int, bytes]]:

@@ -52,11 +52,14 @@ class _Open:
 class Stitcher:
     """Makes trajectories of chunks of rows that arrive in the order of recording."""
 
-    def __init__(self, facts: DataFacts, policies: Sequence[str], normalized: bool):
-        """policies: the names in Chunk.policy, in the order of facts.policies."""
-        self.facts, self.normalized = facts, normalized
+    def __init__(self, facts: DataFacts, policies: Sequence[str], normalized: bool, first_t: float = 0.0):
+        """policies: the names in Chunk.policy, in the order of facts.policies. first_t: Chunk.t of the first step of an
+        episode."""
+        self.facts, self.normalized, self.first_t = facts, normalized, first_t
         self.policies = {name: i for i, name in enumerate(policies)}
+        self.counted = facts.spec.agents is None and len(policies) == 1  # an agent among several skips steps of its env
         self.open: dict[Hashable, _Open] = {}
+        self.forgotten: set[Hashable] = set()  # episodes that may go on, of which no t tells where
         self.batch = 0
 
     def add(self, rows: Chunk) -> Iterator[Trajectory]:
@@ -95,7 +98,8 @@ class Stitcher:
                 before = None
             if before is None:
                 before = self.open[key] = _Open(self.batch, int(agent[start]), self.policies[rows.policy])
-            before.parts.append({name: values[start:stop] for name, values in fields.items()})
+            part = {name: values[start:stop] for name, values in fields.items()}
+            before.parts.append(part | {"follows": self._follows(rows, start, stop, before.t, key, not before.parts)})
             before.seen, before.where, before.only_dones = self.batch, rows.where, rows.only_dones
             before.t = -np.inf if rows.t is None else float(rows.t[stop - 1])
             if done[stop - 1]:
@@ -104,7 +108,21 @@ class Stitcher:
             if one.seen == self.batch:  # a slice would keep the whole batch in memory
                 one.parts[-1] = {name: values.copy() for name, values in one.parts[-1].items()}
         for key in [key for key, one in self.open.items() if one.seen < self.batch - FORGET]:
+            if not self.counted or self.open[key].t == -np.inf:
+                self.forgotten.add(key)
             yield from self._close(key)
+
+    def _follows(self, rows: Chunk, start: int, stop: int, before: float, key: Hashable, first: bool) -> np.ndarray:
+        """[n] whether these rows are each the next step of their episode. before: the t of the row before them. first:
+        whether they begin a trajectory, so that the first of them should be the first step."""
+        made = np.ones(stop - start, dtype=bool)
+        if self.counted and rows.t is not None:
+            made[1:] = rows.t[start + 1 : stop] == rows.t[start : stop - 1] + 1
+            made[0] = rows.t[start] <= self.first_t if first else rows.t[start] == before + 1
+        elif first and key in self.forgotten:
+            self.forgotten.remove(key)
+            made[0] = False
+        return made
 
     def _density(self, log_prob: np.ndarray) -> np.ndarray:
         """Log probabilities of a file for actions in the units that rows have: a density grows as its space shrinks."""
@@ -146,22 +164,27 @@ class Stitcher:
         limit = self.facts.spec.max_episode_steps
         if one.only_dones and limit is not None and count == limit and terminated[-1]:
             terminated[-1], truncated[-1] = False, True
-        whole = bool(terminated[-1] or truncated[-1])
+        # Where it is not known what came behind a step, it is left out, and its observation ends the rows before it.
+        follows = rows["follows"]
         if following:
             axes = tuple(range(1, rows["obs"].ndim))
-            gap = np.append((rows["new_obs"][:-1] != rows["obs"][1:]).any(axis=axes), True)
-            behind = rows["new_obs"][gap]
-        elif terminated[-1]:
-            gap = np.arange(count) == count - 1
-            behind = rows["obs"][-1:]  # nobody learns from the observation of a terminal state
+            gap = np.append((rows["new_obs"][:-1] != rows["obs"][1:]).any(axis=axes) | ~follows[1:], True)
+            behind, known = rows["new_obs"], np.ones(count, dtype=bool)
         else:
-            behind, count, gap = rows["obs"][-1:], count - 1, np.arange(count - 1) == count - 2
-            if not count:
-                return None
+            known = np.append(follows[1:], terminated[-1])
+            gap = np.append(~known[1:], True)
+            behind = np.append(rows["obs"][1:], rows["obs"][-1:], axis=0)  # nobody learns from a terminal state's
+        if not known.any():
+            return None
+        whole = bool(follows.all() and not gap[:-1].any() and known[-1] and (terminated[-1] or truncated[-1]))
+        gap, behind = gap[known], behind[known & gap]
         rows_of = WithEnds(gap)
-        obs = rows_of.spread(rows["obs"])
+
+        def spread(values: np.ndarray) -> np.ndarray:
+            return rows_of.spread(values[known])
+
+        obs = spread(rows["obs"])
         obs[rows_of.dead] = behind
-        spread = rows_of.spread
         return Trajectory(
             obs={"observation": obs},
             action=spread(rows["action"]),
@@ -172,5 +195,5 @@ class Stitcher:
             record={"log_prob": spread(rows["log_prob"])} if "log_prob" in rows else {},
             agent=one.agent,
             policy=one.policy,
-            whole=whole and (following or bool(terminated[-1])),
+            whole=whole,
         )
