@@ -1,31 +1,33 @@
 """Stitcher: makes trajectories of rows of other libraries' files, in which episodes go on from one line or file to the
-next."""
+next. An episode that becomes too long for memory becomes several trajectories, as a recorder makes of it."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from rlrun.core.errors import UserError
 from rlrun.core.specs import Box
 from rlrun.datasets.foreign import Chunk, actions, observations
+from rlrun.datasets.parquet_writer import FILE_BYTES, GROUP_ROWS
 from rlrun.datasets.trajectories import DataFacts, Trajectory
 
 FORGET = 256  # batches after which an episode that no batch continued is over
+LONGEST_ROWS, LONGEST_BYTES = GROUP_ROWS, FILE_BYTES  # of a trajectory whose episode goes on, without its last batch
 
 
 class WithEnds:
     """Where decisions and dead rows stand in a trajectory."""
 
-    def __init__(self, gap: np.ndarray):
-        """gap [n]: whether a dead row follows a decision."""
-        before = np.cumsum(gap) - gap  # dead rows in front of each decision
+    def __init__(self, gap: np.ndarray, first: int = 0):
+        """gap [n]: whether a dead row follows a decision. first: dead rows in front of all decisions."""
+        before = first + np.cumsum(gap) - gap  # dead rows in front of each decision
         self.live = np.arange(len(gap)) + before  # the rows of decisions
         self.dead = self.live[gap] + 1
-        self.total = len(gap) + int(gap.sum())
+        self.total = first + len(gap) + int(gap.sum())
         self.valid = np.zeros(self.total, dtype=bool)
         self.valid[self.live] = True
 
@@ -45,8 +47,24 @@ class _Open:
     policy: int
     t: float = -np.inf
     parts: list[dict[str, np.ndarray]] = field(default_factory=list)
+    rows: int = 0  # of the parts
+    size: int = 0  # their bytes, as a trajectory has them
+    # The last steps of the trajectory before this one, if that is a part of the same episode.
+    lead: dict[str, np.ndarray] = field(default_factory=dict)
+    steps: int = 0  # of the episode in earlier trajectories
     where: str = ""
     only_dones: bool = False
+
+    def add(self, part: dict[str, np.ndarray]) -> None:
+        """Adds rows that go on with the episode."""
+        self.parts.append(part)
+        self.rows += len(part["reward"])
+        self.size += sum(values.nbytes for name, values in part.items() if name != "new_obs")
+
+    @property
+    def long(self) -> bool:
+        """Whether its rows are enough for one trajectory."""
+        return self.rows >= LONGEST_ROWS or self.size >= LONGEST_BYTES
 
 
 class Stitcher:
@@ -98,8 +116,11 @@ class Stitcher:
                 before = None
             if before is None:
                 before = self.open[key] = _Open(self.batch, int(agent[start]), self.policies[rows.policy])
-            part = {name: values[start:stop] for name, values in fields.items()}
-            before.parts.append(part | {"follows": self._follows(rows, start, stop, before.t, key, not before.parts)})
+            follows = self._follows(rows, start, stop, before.t, key, not before.parts)
+            if before.long:
+                yield from self._divide(key, fields["obs"][start : start + 1] if follows[0] else None)
+                before = self.open[key]
+            before.add({name: values[start:stop] for name, values in fields.items()} | {"follows": follows})
             before.seen, before.where, before.only_dones = self.batch, rows.where, rows.only_dones
             before.t = -np.inf if rows.t is None else float(rows.t[stop - 1])
             if done[stop - 1]:
@@ -151,18 +172,23 @@ class Stitcher:
 
     def _close(self, key: Hashable) -> Iterator[Trajectory]:
         one = self.open.pop(key)
-        following = all("new_obs" in part for part in one.parts)
-        names = [name for name in one.parts[0] if name != "new_obs" or following]
-        rows = {name: np.concatenate([part[name] for part in one.parts]) for name in names}
-        made = self._rows(rows, following, one)
-        if made is not None:
-            yield made
+        yield from self._made(one, _joined(one.parts), None)
 
-    def _rows(self, rows: dict[str, np.ndarray], following: bool, one: _Open) -> Trajectory | None:
-        count = len(rows["reward"])
+    def _divide(self, key: Hashable, then: np.ndarray | None) -> Iterator[Trajectory]:
+        """Ends a trajectory whose episode goes on. The next one begins with its last rows, as dead ones: stacks of
+        frames and the last action are true then. then [1, ...]: the observation behind it; None: unknown."""
+        one = self.open[key]
+        rows, count = _joined(one.parts), max(1, self.facts.spec.stack - 1)
+        yield from self._made(one, rows, then)
+        lead = {name: values[-count:].copy() for name, values in rows.items()}
+        self.open[key] = replace(one, parts=[], rows=0, size=0, lead=lead, steps=one.steps + one.rows)
+
+    def _made(self, one: _Open, rows: dict[str, np.ndarray], then: np.ndarray | None) -> Iterator[Trajectory]:
+        """Yields the rows as a trajectory, unless nothing is known of what became of them."""
+        count, following = len(rows["reward"]), "new_obs" in rows
         terminated, truncated = rows["terminated"].copy(), rows["truncated"].copy()
         limit = self.facts.spec.max_episode_steps
-        if one.only_dones and limit is not None and count == limit and terminated[-1]:
+        if one.only_dones and limit is not None and one.steps + count == limit and terminated[-1]:
             terminated[-1], truncated[-1] = False, True
         # Where it is not known what came behind a step, it is left out, and its observation ends the rows before it.
         follows = rows["follows"]
@@ -171,29 +197,40 @@ class Stitcher:
             gap = np.append((rows["new_obs"][:-1] != rows["obs"][1:]).any(axis=axes) | ~follows[1:], True)
             behind, known = rows["new_obs"], np.ones(count, dtype=bool)
         else:
-            known = np.append(follows[1:], terminated[-1])
+            known = np.append(follows[1:], terminated[-1] or then is not None)
             gap = np.append(~known[1:], True)
-            behind = np.append(rows["obs"][1:], rows["obs"][-1:], axis=0)  # nobody learns from a terminal state's
+            # Nobody learns from the observation of a terminal state.
+            behind = np.append(rows["obs"][1:], rows["obs"][-1:] if then is None else then, axis=0)
         if not known.any():
-            return None
-        whole = bool(follows.all() and not gap[:-1].any() and known[-1] and (terminated[-1] or truncated[-1]))
-        gap, behind = gap[known], behind[known & gap]
-        rows_of = WithEnds(gap)
+            return
+        ended = known[-1] and (terminated[-1] or truncated[-1])
+        whole = bool(ended and follows.all() and not gap[:-1].any() and not one.lead)
+        first = len(one.lead.get("reward", ()))
+        rows_of = WithEnds(gap[known], first)
 
-        def spread(values: np.ndarray) -> np.ndarray:
-            return rows_of.spread(values[known])
+        def spread(name: str) -> np.ndarray:
+            made = rows_of.spread(rows[name][known])
+            if first:
+                made[:first] = one.lead[name]
+            return made
 
-        obs = spread(rows["obs"])
-        obs[rows_of.dead] = behind
-        return Trajectory(
+        obs = spread("obs")
+        obs[rows_of.dead] = behind[known & gap]
+        yield Trajectory(
             obs={"observation": obs},
-            action=spread(rows["action"]),
-            reward=spread(rows["reward"]),
-            terminated=spread(terminated),
-            truncated=spread(truncated),
+            action=spread("action"),
+            reward=spread("reward"),
+            terminated=rows_of.spread(terminated[known]),
+            truncated=rows_of.spread(truncated[known]),
             valid=rows_of.valid,
-            record={"log_prob": spread(rows["log_prob"])} if "log_prob" in rows else {},
+            record={"log_prob": spread("log_prob")} if "log_prob" in rows else {},
             agent=one.agent,
             policy=one.policy,
             whole=whole,
         )
+
+
+def _joined(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The rows of all parts, in the fields that each of them has."""
+    names = [name for name in parts[0] if all(name in part for part in parts)]
+    return {name: np.concatenate([part[name] for part in parts]) for name in names}

@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets_of_tests import FRAMES
 from rllib_files import episode, joined, line, part, several
 from test_rllib_json import CARTPOLE, trajectories, write
 
@@ -88,3 +89,27 @@ def test_files_of_one_second_are_read_in_the_order_of_their_numbers(tmp_path):
         pq.write_table(pa.table({name: np.asarray(values).tolist() for name, values in rows.items()}), folder / f"{number}.parquet")
     (one,) = trajectories(RLlibParquet(folder))
     assert one.steps == 12 and one.whole
+
+
+@pytest.mark.parametrize("limit, value", [("LONGEST_ROWS", 7), ("LONGEST_BYTES", 7 * 23)])
+@pytest.mark.parametrize("unknown", [(), ("t", "eps_id"), ("new_obs",)])
+def test_an_episode_whose_end_takes_too_long_is_read_in_parts(tmp_path, limit, value, unknown, monkeypatch):
+    """Each decision is in one of them with the observation behind it, and with the frames before it, which a part
+    repeats in dead rows."""
+    monkeypatch.setattr(f"rlrun.datasets.stitcher.{limit}", value)
+    frames = np.random.default_rng(0).integers(0, 256, (41, 2, 2, 3), dtype=np.uint8)
+    columns = episode(40, actions=np.linspace(-1, 1, 80).reshape(40, 2))
+    columns["obs"], columns["new_obs"] = frames[:-1], frames[1:]
+    columns = without(columns, *unknown)
+    lines = [line(part(columns, i, i + 3), ("obs", "new_obs")) for i in range(0, 40, 3)]
+    parts = trajectories(RLlibJson(write(tmp_path / "out", *lines), FRAMES))
+    left_out = "new_obs" in unknown  # the limit of 40 steps ended the episode, and what is behind it is unknown
+    assert [one.steps for one in parts] == [9, 9, 9, 9, 4 - left_out] and not any(one.whole for one in parts)
+    assert not any(one.terminated.any() for one in parts) and parts[-1].truncated[-2] == (not left_out)
+    step = 0
+    for one in parts:
+        lead = 2 if step else 0
+        assert one.valid.tolist() == [False] * lead + [True] * one.steps + [False]
+        np.testing.assert_array_equal(one.obs["observation"], frames[step - lead : step + one.steps + 1, ..., -1])
+        np.testing.assert_array_equal(one.action[:-1], np.float32(columns["actions"])[step - lead : step + one.steps])
+        step += one.steps
