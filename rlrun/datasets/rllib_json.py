@@ -39,6 +39,7 @@ class _File(NamedTuple):
 
     path: Path
     member: str | None = None
+    told: str = ""  # its size and, inside an archive, its checksum
 
     def __str__(self) -> str:
         return f"{self.path}" if self.member is None else f"{self.path}, {self.member}"
@@ -67,6 +68,7 @@ class RLlibJson:
             raise UserError(f"{path} holds no *.json or *.zip file of RLlib's")
         files, notes = _files(paths)
         self._chains = _chains(files)
+        self.identity = [f"{file.name} {file.told}" for chain in self._chains for file in chain]
         guess = Guess(actions_normalized)
         for rows in itertools.chain.from_iterable(map(_chunks, files)):
             guess.see(rows)
@@ -105,20 +107,21 @@ def _files(paths: list[Path]) -> tuple[list[_File], list[str]]:
     notes: list[str] = []
     for path in paths:
         if path.suffix != ".zip":
-            found.append(_File(path))
+            found.append(_File(path, told=f"{path.stat().st_size}"))
             continue
         try:
             with zipfile.ZipFile(path) as archive:
-                members = sorted(one for one in archive.namelist() if one.endswith((".json", ".jsonl")))
+                inside = {one.filename: f"{one.file_size} {one.CRC:08x}" for one in archive.infolist()}
         except DAMAGE as error:
             raise UserError(f"{path} is no zip archive that can be read: {error}") from None
+        members = sorted(one for one in inside if one.endswith((".json", ".jsonl")))
         if not members:
             raise UserError(f"{path} holds no *.json file")
         for member in members:
             if path.parent / Path(member).name in paths:
                 notes.append(f"{member} in {path.name} is left out, because the folder holds the same file unpacked.")
             else:
-                found.append(_File(path, member))
+                found.append(_File(path, member, inside[member]))
     return found, notes
 
 

@@ -59,6 +59,7 @@ class RLlibParquet:
         if not files:
             raise UserError(f"{path} holds no *.parquet file")
         self._groups = _groups(files)
+        self.identity = [f"{file.name} {file.stat().st_size}" for group in self._groups for file in group]
         guess = Guess(actions_normalized)
         for file in files:
             for rows in _chunks(file):

@@ -126,7 +126,7 @@ class Listed:
     most_rows = None
 
     def __init__(self, source: Source, one: Trajectory):
-        self.facts, self.name, self.one = source.facts, source.name, one
+        self.facts, self.name, self.identity, self.one = source.facts, source.name, source.identity, one
 
     def pieces(self) -> int:
         return 1
