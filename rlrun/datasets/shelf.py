@@ -82,7 +82,8 @@ class Shelf:
         self.unit = self.ring.layout.fragment_rows
         self.whole = False  # whether all rows are in memory, so that nothing more is read
         self.first_pass = 0  # rows that were read to fill the memory, which is the whole set where it fits
-        self.kept = self.left_out = 0  # trajectories in the first pass that filters kept and left out
+        # Trajectories in the first pass that filters kept and left out, and how many of these are parts of episodes.
+        self.kept = self.left_out = self.cut = 0
         self.stream = self.reader.parts()
         # Of the parts whose rows are in memory: place and number (ReadPart), and the row at which it begins.
         self.marks: deque[tuple[int, int, int]] = deque()
@@ -127,10 +128,18 @@ class Shelf:
             self._feed(to_the_end=True)
             self.close()
         if self.ring.starts == 0:
-            why = f"; data.min_return and data.max_return leave out {self.left_out} of them" if self.left_out else ""
+            why = f"; {self._filtered('them')}" if self.left_out else ""
             raise UserError(
-                f"{self.source.name}: there is nothing to learn from in {self.kept + self.left_out} trajectories{why}"
+                f"{self.source.name}: there is nothing to learn from in {self.kept + self.left_out:,} trajectories{why}"
             )
+        if self.left_out and self.tells:
+            read = f"the {self.kept + self.left_out:,} trajectories of {self.source.name} that were read"
+            print(f"  {self._filtered(read)}", flush=True)
+
+    def _filtered(self, trajectories: str) -> str:
+        """What filters left out of the first pass, as a sentence."""
+        said = f"data.min_return and data.max_return leave out {self.left_out:,} of {trajectories}"
+        return said + (f", {self.cut:,} because they are only parts of episodes" if self.cut else "")
 
     def _take_part(self) -> bool:
         """Reads on. Returns whether the set has been read once now. Raises RunFailed if it is damaged."""
@@ -138,6 +147,7 @@ class Shelf:
         pieces = self.source.pieces()
         if part.place < pieces:
             self.kept, self.left_out = self.kept + part.kept, self.left_out + part.left_out
+            self.cut += part.cut
         row = self.fed + self.rest_rows
         if self.marks and self.marks[-1][2] == row:
             self.marks.pop()  # filters left nothing of that part
