@@ -56,11 +56,11 @@ def check_record(plan: Plan) -> None:
     record = plan.policy_factory(acting=True)().record_spec(plan.needs.record)
     assert plan.config.run.record is not None
     folder = Path(plan.config.run.record)
-    for path in plan.config.run.data.shares:
-        learnt = Path(path).expanduser().resolve()
+    for name in plan.config.run.data.shares:
+        learnt = Path(name).expanduser().resolve()
         if learnt.is_dir() and folder.resolve().is_relative_to(learnt):
             raise UserError(
-                f"record={folder} would add to data.path={path}, which this run learns from, and it could not be"
+                f"record={folder} would add to data.path={name}, which this run learns from, and it could not be"
                 " resumed with other data; record into a folder outside of it"
             )
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
