@@ -104,7 +104,7 @@ class Listed:
 
     def __init__(self, trajectories, facts_, each: int = 3):
         self.trajectories, self.facts, self.each, self.name = trajectories, facts_, each, "listed"
-        self.most_rows = None
+        self.most_rows, self.identity = None, [f"{self.pieces()} pieces"]
 
     def pieces(self) -> int:
         return -(-len(self.trajectories) // self.each)

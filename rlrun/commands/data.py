@@ -128,7 +128,7 @@ def describe(source: Any, told: dict[str, Any], options: ShowOptions, checked: i
         ("probabilities", "known for every action" if told["log_prob"] else "not known"),
     ]
     if cut:
-        lines.append(("cut", f"{cut:,} trajectories end before their episode was over; returns below leave them out"))
+        lines.append(("cut", f"{cut:,} trajectories are parts of episodes; returns below leave them out"))
     if spec.stack > 1:
         lines.append(("frames", f"stacks of {spec.stack}, of which each frame is stored once"))
     if spec.agents is not None:

@@ -15,6 +15,9 @@ dm        the direct method: a model of action values, learnt by fitted Q evalua
 dr        doubly robust: the model, corrected by per-decision weights
 wdr       doubly robust, with weights as in step_wis
 
+Where a time limit cut episodes of the data and the discount is 1, as of bc, which has none of its own, dm, dr and wdr
+have no finite estimate: they are left out or, where they are asked for, refused.
+
 All but dm need the probability of every action under who played, which rlrun's own data sets hold. greedy=true judges
 the policy as evaluations play it; greedy=false (the default) as it explores in training, at the checkpoint's env steps.
 
@@ -35,7 +38,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from rlrun.cli import run_dir_argument, take_trust
@@ -47,7 +50,16 @@ from rlrun.core.seeding import Seeds
 from rlrun.envs.registry import Factory
 from rlrun.families.fitted_q import FittedQConfig
 from rlrun.loggers.console import duration
-from rlrun.runtime.estimate import FIT, NEED_MODEL, EstimateReport, IntervalKind, Question, discount_of, estimate
+from rlrun.runtime.estimate import (
+    FIT,
+    NEED_MODEL,
+    EstimateReport,
+    IntervalKind,
+    Question,
+    discount_of,
+    endless,
+    estimate,
+)
 from rlrun.runtime.played_env import environment_of
 from rlrun.runtime.played_value import played_value
 from rlrun.runtime.recorded_episodes import RecordedEpisodes, knows_choices
@@ -63,7 +75,7 @@ class DataPath:
 @dataclass(frozen=True, kw_only=True)
 class EstimateOptions:
     data: DataPath
-    method: str | tuple[str, ...]
+    method: str | tuple[str, ...] | None  # None: USUAL, without those that have no finite estimate
     greedy: bool
     discount: Annotated[float, Share] | None
     checkpoint: str | int
@@ -79,15 +91,17 @@ class EstimateOptions:
     @property
     def methods(self) -> tuple[str, ...]:
         """Raises UserError if there is no such method."""
-        names = self.method.split(",") if isinstance(self.method, str) else self.method
+        asked = USUAL if self.method is None else self.method
+        names = asked.split(",") if isinstance(asked, str) else asked
         for name in names:
             if name not in METHODS:
                 raise UserError(f"method must be some of {', '.join(METHODS)}, not {name!r}.{closest(name, METHODS)}")
         return tuple(dict.fromkeys(names))
 
 
+USUAL = ("is", "pdis", "wis", "step_wis", "dm", "dr")
 DEFAULTS = {
-    "method": "is,pdis,wis,step_wis,dm,dr",
+    "method": None,
     "greedy": False,
     "discount": None,
     "checkpoint": "last",
@@ -143,8 +157,14 @@ def main(words: list[str]) -> int:
     played = RecordedEpisodes(source, trained.spec, options.data.episodes)
     if options.num_actions is not None and knows_choices(played, trained.policy, question.mode, trained.clock):
         raise UserError("num_actions has no effect: the policy gives the probabilities of all choices; leave it out")
+    infinite, why = endless(question.methods, question.discount, played.cut) if options.method is None else ((), "")
+    question = replace(question, methods=tuple(method for method in question.methods if method not in infinite))
     told = Fitting(question.methods, min(options.folds, len(played)), options.model.updates, shown=not as_json)
     report = estimate(trained.policy, played, trained.clock, trained.config.run.model, question, options.model, told)
+    if infinite:
+        report.warnings.append(
+            f"{' and '.join(infinite)} are left out: {why}. discount=0.99, or another below 1, estimates by them too."
+        )
     seeds, unplayed = Seeds(options.seed), "episodes=0 plays none"
     found = environment_of(trained) if options.episodes else unplayed
     if isinstance(found, str):
@@ -215,10 +235,12 @@ def parsed(words: list[str]) -> EstimateOptions:
             flat[name] = value
     if "path" not in nested["data"]:
         raise UserError("rlrun estimate needs data.path=DIR, a data set with episodes")
+    for_models = [name for name in given if name in ("folds", "num_actions") or name.startswith("model.")]
+    if for_models:
+        flat.setdefault("method", USUAL)  # who gives options of models asks for models
     options = typed(EstimateOptions, DEFAULTS | flat | nested)
     if options.bounds is not None and options.interval != "bernstein":
         raise UserError(f"bounds is for interval=bernstein, and the interval is {options.interval}; leave it out")
-    for_models = [name for name in given if name in ("folds", "num_actions") or name.startswith("model.")]
     if for_models and not any(method in NEED_MODEL for method in options.methods):
         raise UserError(
             f"{', '.join(for_models)}: only dm, dr and wdr learn a model, and method={','.join(options.methods)} asks"

@@ -31,8 +31,8 @@ DONES = (
     " except after exactly as many steps as env= allows."
 )
 NO_NEXT = (
-    "It has no new_obs, so that the observation behind the last step of an episode is unknown. That step is left out"
-    " where the episode is not terminated."
+    "It has no new_obs, so that the observation behind the last step of an episode is unknown, and so is that behind a"
+    " step whose next one is missing. These steps are left out, unless the episode is terminated there."
 )
 
 
@@ -190,9 +190,12 @@ class Guess:
     log_prob: bool = True
     rows: int = 0
     beyond: int = 0  # rows with an action outside [-1, 1]
+    smallest_t: float = 0.0
 
     def see(self, rows: Chunk) -> None:
         """Raises UserError if rows differ in shape from those before, or if an agent's number is out of range."""
+        if rows.t is not None and rows.t.size:
+            self.smallest_t = min(self.smallest_t, float(rows.t.min())) if self.rows else float(rows.t.min())
         self.rows += len(rows.reward)
         beyond = np.abs(rows.action) > NORMALIZED_BOUND
         self.beyond += int(beyond.any(tuple(range(1, beyond.ndim))).sum())
@@ -214,6 +217,11 @@ class Guess:
             self._check_choices(rows.action, "actions", rows.where)
             top = rows.action.max(0)
             self.largest = top if self.largest is None else np.maximum(self.largest, top)
+
+    @property
+    def first_t(self) -> float:
+        """The t of the first step of an episode. RLlib counts from 0, and others may count from 1."""
+        return 1.0 if self.smallest_t == 1 else 0.0
 
     def _check_choices(self, numbers: np.ndarray, what: str, where: str) -> None:
         low, high = int(numbers.min()), int(numbers.max())

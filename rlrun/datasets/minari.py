@@ -104,6 +104,8 @@ class MinariSet:
             spec = without_previous(spec)
             self._check(own, spec)
         self._masked = MASK in own.obs
+        files = (one for one in folder.glob("**/*") if one.name in (METADATA, HDF5) or one.suffix == f".{self._format}")
+        self.identity = sorted(f"{one.relative_to(folder)} {one.stat().st_size}" for one in files)
         first = next(iter(self._open(range(1))))
         self.facts = DataFacts(
             spec=spec or own,

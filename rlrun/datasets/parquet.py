@@ -242,6 +242,12 @@ class ParquetSource:
     def most_rows(self) -> int:
         return sum(self.rows_of)
 
+    @property
+    def identity(self) -> list[str]:
+        """The names and row groups of its files: no two files that were recorded have the same name."""
+        pairs = zip(self.groups, self.rows_of, strict=True)
+        return [f"{file.name} {group} {rows}" for (file, group), rows in pairs]
+
     def pieces(self) -> int:
         return len(self.groups)
 

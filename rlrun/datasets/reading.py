@@ -87,8 +87,8 @@ def check_fits(facts: DataFacts, wanted: DataNeeds, name: str) -> None:
 
 
 def returns_of(source: Source) -> np.ndarray:
-    """The undiscounted return of every trajectory."""
-    found = [one.ret for piece in range(source.pieces()) for one in source.read(piece)]
+    """The undiscounted return of every whole episode."""
+    found = [one.ret for piece in range(source.pieces()) for one in source.read(piece) if one.whole]
     return np.array(found)
 
 
@@ -100,6 +100,7 @@ class ReadPart(NamedTuple):
     rows: dict[str, Any] | None  # None: filters left out all of them
     kept: int  # trajectories
     left_out: int
+    cut: int  # of those that are left out, the parts of episodes
     over: bool  # whether the piece has no more parts
 
 
@@ -156,7 +157,7 @@ class RowReader:
         if isinstance(source, ParquetSource):
             block = source.block(piece)
             if self.cfg.min_return is None and self.cfg.max_return is None:
-                yield ReadPart(place, 0, self._prepared(block), len(block.begins), 0, True)
+                yield ReadPart(place, 0, self._prepared(block), len(block.begins), 0, 0, True)
             else:
                 yield self._part(place, 0, [block.trajectory(one) for one in range(len(block.begins))], True)
             return
@@ -171,13 +172,17 @@ class RowReader:
         yield self._part(place, number, found, True)
 
     def _part(self, place: int, number: int, found: list[Trajectory], over: bool) -> ReadPart:
-        kept = [one for one in found if self._kept(one.ret)]
+        kept = [one for one in found if self._kept(one)]
         rows = self._prepared(block_of(kept)) if kept else None
-        return ReadPart(place, number, rows, len(kept), len(found) - len(kept), over)
+        cut = sum(not one.whole for one in found) - sum(not one.whole for one in kept)
+        return ReadPart(place, number, rows, len(kept), len(found) - len(kept), cut, over)
 
-    def _kept(self, ret: float) -> bool:
+    def _kept(self, one: Trajectory) -> bool:
+        """Whether filters leave a trajectory. That of a part of an episode says nothing about the episode's return."""
         low, high = self.cfg.min_return, self.cfg.max_return
-        return (low is None or ret >= low) and (high is None or ret <= high)
+        if low is None and high is None:
+            return True
+        return one.whole and (low is None or one.ret >= low) and (high is None or one.ret <= high)
 
     def _prepared(self, block: Block) -> dict[str, Any]:
         """The rows of a block as the ring stores them."""
@@ -237,12 +242,13 @@ def to_go(reward: np.ndarray, valid: np.ndarray, terminated: np.ndarray, discoun
 
 def reward_scale(cfg: DataConfig, sources: Sequence[Source]) -> float:
     """The factor on the rewards of all sets of a run. reward_scale=returns makes it 1000 / (largest - smallest return),
-    as the authors of implicit Q-learning do. Raises UserError if all returns are the same."""
+    as the authors of implicit Q-learning do. Raises UserError if no episode is whole or all returns are the same."""
     if isinstance(cfg.reward_scale, float | int):
         return cfg.reward_scale
-    found = np.concatenate([returns_of(source) for source in sources])
-    if not len(found) or found.max() <= found.min():
-        names = ", ".join(source.name for source in sources)
+    found, names = np.concatenate([returns_of(source) for source in sources]), ", ".join(one.name for one in sources)
+    if not len(found):
+        raise UserError(f"data.reward_scale=returns: {names} has no whole episode, whose return would be known")
+    if found.max() <= found.min():
         raise UserError(f"data.reward_scale=returns: all returns of {names} are the same")
     return 1000.0 / float(found.max() - found.min())
 

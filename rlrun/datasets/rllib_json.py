@@ -39,6 +39,7 @@ class _File(NamedTuple):
 
     path: Path
     member: str | None = None
+    told: str = ""  # its size and, inside an archive, its checksum
 
     def __str__(self) -> str:
         return f"{self.path}" if self.member is None else f"{self.path}, {self.member}"
@@ -67,13 +68,14 @@ class RLlibJson:
             raise UserError(f"{path} holds no *.json or *.zip file of RLlib's")
         files, notes = _files(paths)
         self._chains = _chains(files)
+        self.identity = [f"{file.name} {file.told}" for chain in self._chains for file in chain]
         guess = Guess(actions_normalized)
         for rows in itertools.chain.from_iterable(map(_chunks, files)):
             guess.see(rows)
             if spec is not None and not rows.policy and len(rows.reward):
                 break  # a set with several policies is read whole, to learn their names
         self.facts: DataFacts = facts_of(guess, spec, self.name, notes)
-        self._policies = guess.policies
+        self._policies, self._first_t = guess.policies, guess.first_t
         # Every decision has at most one dead row behind it. With a spec, only the first batch has been looked at.
         self.most_rows: int | None = 2 * guess.rows if spec is None else None
 
@@ -81,7 +83,7 @@ class RLlibJson:
         return len(self._chains)
 
     def read(self, piece: int) -> Iterator[Trajectory]:
-        stitcher = Stitcher(self.facts, self._policies, self.normalized)
+        stitcher = Stitcher(self.facts, self._policies, self.normalized, self._first_t)
         for file in self._chains[piece]:
             for rows in _chunks(file):
                 yield from stitcher.add(rows)
@@ -105,28 +107,34 @@ def _files(paths: list[Path]) -> tuple[list[_File], list[str]]:
     notes: list[str] = []
     for path in paths:
         if path.suffix != ".zip":
-            found.append(_File(path))
+            found.append(_File(path, told=f"{path.stat().st_size}"))
             continue
         try:
             with zipfile.ZipFile(path) as archive:
-                members = sorted(one for one in archive.namelist() if one.endswith((".json", ".jsonl")))
+                inside = {one.filename: f"{one.file_size} {one.CRC:08x}" for one in archive.infolist()}
         except DAMAGE as error:
             raise UserError(f"{path} is no zip archive that can be read: {error}") from None
+        members = sorted(one for one in inside if one.endswith((".json", ".jsonl")))
         if not members:
             raise UserError(f"{path} holds no *.json file")
         for member in members:
             if path.parent / Path(member).name in paths:
                 notes.append(f"{member} in {path.name} is left out, because the folder holds the same file unpacked.")
             else:
-                found.append(_File(path, member))
+                found.append(_File(path, member, inside[member]))
     return found, notes
+
+
+def in_order(name: object) -> list[str | int]:
+    """A key that sorts names as they were given: by time, and then by number, so that 10 is behind 9."""
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", str(name))]
 
 
 def _chains(files: list[_File]) -> list[list[_File]]:
     """The files in chains, in which an episode may go on from a file to the next: a worker's in one run, by number."""
     chains: list[list[_File]] = []
     last: dict[tuple[str, str], tuple[int, list[_File]]] = {}  # of each worker: the number of its last file, its chain
-    for file in files:
+    for file in sorted(files, key=in_order):
         match = WRITTEN.fullmatch(Path(file.name).name)
         if match is None:
             chains.append([file])
@@ -138,7 +146,8 @@ def _chains(files: list[_File]) -> list[list[_File]]:
             chains.append(chain)
         chain.append(file)
         last[worker] = number, chain
-    return chains
+    place = {file: number for number, file in enumerate(files)}
+    return sorted(chains, key=lambda chain: place[chain[0]])
 
 
 def _lines(file: _File) -> Iterator[tuple[int, bytes]]:

@@ -21,7 +21,7 @@ from rlrun.core.errors import UserError
 from rlrun.core.specs import EnvSpec
 from rlrun.datasets.foreign import Chunk, Guess, chunk, facts_of
 from rlrun.datasets.packed import Unreadable, message
-from rlrun.datasets.rllib_json import unpack_all
+from rlrun.datasets.rllib_json import in_order, unpack_all
 from rlrun.datasets.stitcher import Stitcher
 from rlrun.datasets.trajectories import DataFacts, Trajectory
 
@@ -59,6 +59,7 @@ class RLlibParquet:
         if not files:
             raise UserError(f"{path} holds no *.parquet file")
         self._groups = _groups(files)
+        self.identity = [f"{file.name} {file.stat().st_size}" for group in self._groups for file in group]
         guess = Guess(actions_normalized)
         for file in files:
             for rows in _chunks(file):
@@ -68,7 +69,7 @@ class RLlibParquet:
             if spec is not None and guess.rows:
                 break
         self.facts: DataFacts = facts_of(guess, spec, self.name)
-        self._policies = guess.policies
+        self._policies, self._first_t = guess.policies, guess.first_t
         # Every decision has at most one dead row behind it. With a spec, only the first batch has been looked at.
         self.most_rows: int | None = 2 * guess.rows if spec is None else None
 
@@ -76,7 +77,7 @@ class RLlibParquet:
         return len(self._groups)
 
     def read(self, piece: int) -> Iterator[Trajectory]:
-        stitcher = Stitcher(self.facts, self._policies, self.normalized)
+        stitcher = Stitcher(self.facts, self._policies, self.normalized, self._first_t)
         for file in self._groups[piece]:
             for rows in _chunks(file):
                 yield from stitcher.add(rows)
@@ -102,7 +103,7 @@ def _groups(files: list[Path]) -> list[list[Path]]:
                 for moved in group[file]:
                     group[moved] = group[other]
     seen: dict[int, list[Path]] = {id(one): one for one in group.values()}
-    return [sorted(one) for one in seen.values()]
+    return [sorted(one, key=in_order) for one in seen.values()]
 
 
 def _episodes(file: Path) -> set[Any]:

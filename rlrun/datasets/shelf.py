@@ -21,7 +21,6 @@ from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.dataflow.slots import Fragment, Header
 from rlrun.datasets.options import DataConfig
-from rlrun.datasets.parquet import ParquetSource
 from rlrun.datasets.reading import DataNeeds, ReadPart, RowReader, check_fits
 from rlrun.datasets.trajectories import Source
 from rlrun.replay.buffer import Replay
@@ -29,14 +28,9 @@ from rlrun.replay.layout import ReplayConfig
 from rlrun.replay.sum_tree import SumTree
 
 
-def held(source: Source) -> str:
-    """A sum that tells one data set from another: of the names and row groups of files, if they are rlrun's own. No
-    two files that were recorded have the same name."""
-    told = [f"{source.pieces()} pieces"]
-    if isinstance(source, ParquetSource):
-        pairs = zip(source.groups, source.rows_of, strict=True)
-        told = [f"{file.name} {group} {rows}" for (file, group), rows in pairs]
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()
+def sum_of(identity: Sequence[str]) -> str:
+    """A sum that tells one data set from another."""
+    return hashlib.sha256("\n".join(identity).encode()).hexdigest()
 
 
 def _nothing(rows: Batch) -> None:
@@ -71,6 +65,7 @@ class Shelf:
         Raises UserError if the set does not fit the run or cannot be read."""
         check_fits(source.facts, wanted, source.name)
         self.source, self.wanted, self.cfg = source, wanted, cfg
+        self.held = sum_of(source.identity)  # as it is now that it is read
         self.reader = RowReader(source, wanted, cfg, seeds, number)
         self.tells = tells
         known = capacity if source.most_rows is None else source.most_rows
@@ -87,7 +82,8 @@ class Shelf:
         self.unit = self.ring.layout.fragment_rows
         self.whole = False  # whether all rows are in memory, so that nothing more is read
         self.first_pass = 0  # rows that were read to fill the memory, which is the whole set where it fits
-        self.kept = self.left_out = 0  # trajectories in the first pass that filters kept and left out
+        # Trajectories in the first pass that filters kept and left out, and how many of these are parts of episodes.
+        self.kept = self.left_out = self.cut = 0
         self.stream = self.reader.parts()
         # Of the parts whose rows are in memory: place and number (ReadPart), and the row at which it begins.
         self.marks: deque[tuple[int, int, int]] = deque()
@@ -132,10 +128,18 @@ class Shelf:
             self._feed(to_the_end=True)
             self.close()
         if self.ring.starts == 0:
-            why = f"; data.min_return and data.max_return leave out {self.left_out} of them" if self.left_out else ""
+            why = f"; {self._filtered('them')}" if self.left_out else ""
             raise UserError(
-                f"{self.source.name}: there is nothing to learn from in {self.kept + self.left_out} trajectories{why}"
+                f"{self.source.name}: there is nothing to learn from in {self.kept + self.left_out:,} trajectories{why}"
             )
+        if self.left_out and self.tells:
+            read = f"the {self.kept + self.left_out:,} trajectories of {self.source.name} that were read"
+            print(f"  {self._filtered(read)}", flush=True)
+
+    def _filtered(self, trajectories: str) -> str:
+        """What filters left out of the first pass, as a sentence."""
+        said = f"data.min_return and data.max_return leave out {self.left_out:,} of {trajectories}"
+        return said + (f", {self.cut:,} because they are only parts of episodes" if self.cut else "")
 
     def _take_part(self) -> bool:
         """Reads on. Returns whether the set has been read once now. Raises RunFailed if it is damaged."""
@@ -143,6 +147,7 @@ class Shelf:
         pieces = self.source.pieces()
         if part.place < pieces:
             self.kept, self.left_out = self.kept + part.kept, self.left_out + part.left_out
+            self.cut += part.cut
         row = self.fed + self.rest_rows
         if self.marks and self.marks[-1][2] == row:
             self.marks.pop()  # filters left nothing of that part
@@ -266,7 +271,7 @@ class Shelf:
         themselves."""
         tree = self.ring.draws.tree
         return {
-            "held": held(self.source),
+            "held": self.held,
             "length": self.ring.length,
             "fed": self.fed,
             "owed": self.owed,
@@ -284,7 +289,8 @@ class Shelf:
         The ring of an older checkpoint may have had another length. A set that fits only into today's ring stays in it
         as a whole."""
         changed = UserError(f"{self.source.name} has changed since the checkpoint was made; start a new run")
-        if state.get("held", held(self.source)) != held(self.source):  # older checkpoints do not say it
+        # Older checkpoints know only the number of pieces of other libraries' sets, and the oldest know nothing.
+        if state.get("held", self.held) not in (self.held, sum_of([f"{self.source.pieces()} pieces"])):
             raise changed
         was_whole = state["rest_rows"] == 0  # rows always wait to be written where a set is larger than memory
         if self.whole and was_whole and state["fed"] != self.fed:

@@ -1,31 +1,33 @@
 """Stitcher: makes trajectories of rows of other libraries' files, in which episodes go on from one line or file to the
-next."""
+next. An episode that becomes too long for memory becomes several trajectories, as a recorder makes of it."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from rlrun.core.errors import UserError
 from rlrun.core.specs import Box
 from rlrun.datasets.foreign import Chunk, actions, is_normalized, observations
+from rlrun.datasets.parquet_writer import FILE_BYTES, GROUP_ROWS
 from rlrun.datasets.trajectories import DataFacts, Trajectory
 
 FORGET = 256  # batches after which an episode that no batch continued is over
+LONGEST_ROWS, LONGEST_BYTES = GROUP_ROWS, FILE_BYTES  # of a trajectory whose episode goes on, without its last batch
 
 
 class WithEnds:
     """Where decisions and dead rows stand in a trajectory."""
 
-    def __init__(self, gap: np.ndarray):
-        """gap [n]: whether a dead row follows a decision."""
-        before = np.cumsum(gap) - gap  # dead rows in front of each decision
+    def __init__(self, gap: np.ndarray, first: int = 0):
+        """gap [n]: whether a dead row follows a decision. first: dead rows in front of all decisions."""
+        before = first + np.cumsum(gap) - gap  # dead rows in front of each decision
         self.live = np.arange(len(gap)) + before  # the rows of decisions
         self.dead = self.live[gap] + 1
-        self.total = len(gap) + int(gap.sum())
+        self.total = first + len(gap) + int(gap.sum())
         self.valid = np.zeros(self.total, dtype=bool)
         self.valid[self.live] = True
 
@@ -45,18 +47,37 @@ class _Open:
     policy: int
     t: float = -np.inf
     parts: list[dict[str, np.ndarray]] = field(default_factory=list)
+    rows: int = 0  # of the parts
+    size: int = 0  # their bytes, as a trajectory has them
+    # The last steps of the trajectory before this one, if that is a part of the same episode.
+    lead: dict[str, np.ndarray] = field(default_factory=dict)
+    steps: int = 0  # of the episode in earlier trajectories
     where: str = ""
     only_dones: bool = False
+
+    def add(self, part: dict[str, np.ndarray]) -> None:
+        """Adds rows that go on with the episode."""
+        self.parts.append(part)
+        self.rows += len(part["reward"])
+        self.size += sum(values.nbytes for name, values in part.items() if name != "new_obs")
+
+    @property
+    def long(self) -> bool:
+        """Whether its rows are enough for one trajectory."""
+        return self.rows >= LONGEST_ROWS or self.size >= LONGEST_BYTES
 
 
 class Stitcher:
     """Makes trajectories of chunks of rows that arrive in the order of recording."""
 
-    def __init__(self, facts: DataFacts, policies: Sequence[str], normalized: bool):
-        """policies: the names in Chunk.policy, in the order of facts.policies."""
-        self.facts, self.normalized = facts, normalized
+    def __init__(self, facts: DataFacts, policies: Sequence[str], normalized: bool, first_t: float = 0.0):
+        """policies: the names in Chunk.policy, in the order of facts.policies. first_t: Chunk.t of the first step of an
+        episode."""
+        self.facts, self.normalized, self.first_t = facts, normalized, first_t
         self.policies = {name: i for i, name in enumerate(policies)}
+        self.counted = facts.spec.agents is None and len(policies) == 1  # an agent among several skips steps of its env
         self.open: dict[Hashable, _Open] = {}
+        self.forgotten: set[Hashable] = set()  # episodes that may go on, of which no t tells where
         self.batch = 0
 
     def add(self, rows: Chunk) -> Iterator[Trajectory]:
@@ -95,7 +116,11 @@ class Stitcher:
                 before = None
             if before is None:
                 before = self.open[key] = _Open(self.batch, int(agent[start]), self.policies[rows.policy])
-            before.parts.append({name: values[start:stop] for name, values in fields.items()})
+            follows = self._follows(rows, start, stop, before.t, key, not before.parts)
+            if before.long:
+                yield from self._divide(key, fields["obs"][start : start + 1] if follows[0] else None)
+                before = self.open[key]
+            before.add({name: values[start:stop] for name, values in fields.items()} | {"follows": follows})
             before.seen, before.where, before.only_dones = self.batch, rows.where, rows.only_dones
             before.t = -np.inf if rows.t is None else float(rows.t[stop - 1])
             if done[stop - 1]:
@@ -104,7 +129,21 @@ class Stitcher:
             if one.seen == self.batch:  # a slice would keep the whole batch in memory
                 one.parts[-1] = {name: values.copy() for name, values in one.parts[-1].items()}
         for key in [key for key, one in self.open.items() if one.seen < self.batch - FORGET]:
+            if not self.counted or self.open[key].t == -np.inf:
+                self.forgotten.add(key)
             yield from self._close(key)
+
+    def _follows(self, rows: Chunk, start: int, stop: int, before: float, key: Hashable, first: bool) -> np.ndarray:
+        """[n] whether these rows are each the next step of their episode. before: the t of the row before them. first:
+        whether they begin a trajectory, so that the first of them should be the first step."""
+        made = np.ones(stop - start, dtype=bool)
+        if self.counted and rows.t is not None:
+            made[1:] = rows.t[start + 1 : stop] == rows.t[start : stop - 1] + 1
+            made[0] = rows.t[start] <= self.first_t if first else rows.t[start] == before + 1
+        elif first and key in self.forgotten:
+            self.forgotten.remove(key)
+            made[0] = False
+        return made
 
     def _density(self, log_prob: np.ndarray) -> np.ndarray:
         """Log probabilities of a file for actions in the units that rows have: a density grows as its space shrinks."""
@@ -133,44 +172,65 @@ class Stitcher:
 
     def _close(self, key: Hashable) -> Iterator[Trajectory]:
         one = self.open.pop(key)
-        following = all("new_obs" in part for part in one.parts)
-        names = [name for name in one.parts[0] if name != "new_obs" or following]
-        rows = {name: np.concatenate([part[name] for part in one.parts]) for name in names}
-        made = self._rows(rows, following, one)
-        if made is not None:
-            yield made
+        yield from self._made(one, _joined(one.parts), None)
 
-    def _rows(self, rows: dict[str, np.ndarray], following: bool, one: _Open) -> Trajectory | None:
-        count = len(rows["reward"])
+    def _divide(self, key: Hashable, then: np.ndarray | None) -> Iterator[Trajectory]:
+        """Ends a trajectory whose episode goes on. The next one begins with its last rows, as dead ones: stacks of
+        frames and the last action are true then. then [1, ...]: the observation behind it; None: unknown."""
+        one = self.open[key]
+        rows, count = _joined(one.parts), max(1, self.facts.spec.stack - 1)
+        yield from self._made(one, rows, then)
+        lead = {name: values[-count:].copy() for name, values in rows.items()}
+        self.open[key] = replace(one, parts=[], rows=0, size=0, lead=lead, steps=one.steps + one.rows)
+
+    def _made(self, one: _Open, rows: dict[str, np.ndarray], then: np.ndarray | None) -> Iterator[Trajectory]:
+        """Yields the rows as a trajectory, unless nothing is known of what became of them."""
+        count, following = len(rows["reward"]), "new_obs" in rows
         terminated, truncated = rows["terminated"].copy(), rows["truncated"].copy()
         limit = self.facts.spec.max_episode_steps
-        if one.only_dones and limit is not None and count == limit and terminated[-1]:
+        if one.only_dones and limit is not None and one.steps + count == limit and terminated[-1]:
             terminated[-1], truncated[-1] = False, True
-        whole = bool(terminated[-1] or truncated[-1])
+        # Where it is not known what came behind a step, it is left out, and its observation ends the rows before it.
+        follows = rows["follows"]
         if following:
             axes = tuple(range(1, rows["obs"].ndim))
-            gap = np.append((rows["new_obs"][:-1] != rows["obs"][1:]).any(axis=axes), True)
-            behind = rows["new_obs"][gap]
-        elif terminated[-1]:
-            gap = np.arange(count) == count - 1
-            behind = rows["obs"][-1:]  # nobody learns from the observation of a terminal state
+            gap = np.append((rows["new_obs"][:-1] != rows["obs"][1:]).any(axis=axes) | ~follows[1:], True)
+            behind, known = rows["new_obs"], np.ones(count, dtype=bool)
         else:
-            behind, count, gap = rows["obs"][-1:], count - 1, np.arange(count - 1) == count - 2
-            if not count:
-                return None
-        rows_of = WithEnds(gap)
-        obs = rows_of.spread(rows["obs"])
-        obs[rows_of.dead] = behind
-        spread = rows_of.spread
-        return Trajectory(
+            known = np.append(follows[1:], terminated[-1] or then is not None)
+            gap = np.append(~known[1:], True)
+            # Nobody learns from the observation of a terminal state.
+            behind = np.append(rows["obs"][1:], rows["obs"][-1:] if then is None else then, axis=0)
+        if not known.any():
+            return
+        ended = known[-1] and (terminated[-1] or truncated[-1])
+        whole = bool(ended and follows.all() and not gap[:-1].any() and not one.lead)
+        first = len(one.lead.get("reward", ()))
+        rows_of = WithEnds(gap[known], first)
+
+        def spread(name: str) -> np.ndarray:
+            made = rows_of.spread(rows[name][known])
+            if first:
+                made[:first] = one.lead[name]
+            return made
+
+        obs = spread("obs")
+        obs[rows_of.dead] = behind[known & gap]
+        yield Trajectory(
             obs={"observation": obs},
-            action=spread(rows["action"]),
-            reward=spread(rows["reward"]),
-            terminated=spread(terminated),
-            truncated=spread(truncated),
+            action=spread("action"),
+            reward=spread("reward"),
+            terminated=rows_of.spread(terminated[known]),
+            truncated=rows_of.spread(truncated[known]),
             valid=rows_of.valid,
-            record={"log_prob": spread(rows["log_prob"])} if "log_prob" in rows else {},
+            record={"log_prob": spread("log_prob")} if "log_prob" in rows else {},
             agent=one.agent,
             policy=one.policy,
-            whole=whole and (following or bool(terminated[-1])),
+            whole=whole,
         )
+
+
+def _joined(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The rows of all parts, in the fields that each of them has."""
+    names = [name for name in parts[0] if all(name in part for part in parts)]
+    return {name: np.concatenate([part[name] for part in parts]) for name in names}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -79,6 +79,12 @@ class Source(Protocol):
 
     facts: DataFacts
     name: str  # how messages call it: its path
+
+    @property
+    def identity(self) -> Sequence[str]:
+        """Texts that tell it from another set, and from itself when its files have changed, such as the names and sizes
+        of its files. Those of a set that was moved are the same."""
+        ...
 
     @property
     def most_rows(self) -> int | None:

@@ -10,7 +10,7 @@ All episodes are held in memory, with their stacks of frames; a caller may read 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -66,6 +66,16 @@ def discount_of(algo: Any) -> float:
     if hasattr(algo, "inner"):
         return discount_of(algo.inner.cfg)
     return float(getattr(getattr(algo, "search", algo), "discount", 1.0))
+
+
+def endless(methods: Sequence[str], discount: float, cut: int) -> tuple[tuple[str, ...], str]:
+    """Those of these methods that would estimate an infinite number, and why. cut: episodes that a time limit ended.
+
+    Their model goes on behind the limit, and without a discount its values grow with every update."""
+    if discount < 1 or not cut:
+        return (), ""
+    why = f"a time limit cut {cut:,} of the episodes, and with discount=1 the rewards behind it have no finite sum"
+    return tuple(method for method in methods if method in NEED_MODEL), why
 
 
 @dataclass
@@ -164,7 +174,8 @@ def estimate(
     """Answers a question about a policy by recorded episodes.
 
     model: whose encoder the model of action values has. told is called with the number of a fold and of the updates
-    made in it. Raises UserError if a method needs probabilities that the data or the policy do not have."""
+    made in it. Raises UserError if a method needs probabilities that the data or the policy do not have, or if its
+    estimate would not be finite."""
     if question.interval == "bernstein" and question.bounds is None:
         raise UserError(
             "interval=bernstein needs bounds=[LOW,HIGH] between which the contribution of every episode lies"
@@ -178,6 +189,9 @@ def estimate(
             f"{played.name} has no behaviour probabilities{which}, and method={','.join(needing)} needs them; method=dm"
             " does not"
         )
+    infinite, why = endless(question.methods, question.discount, played.cut)
+    if infinite:
+        raise UserError(f"{', '.join(infinite)}: {why}; give a discount below 1, such as discount=0.99")
     data, row = padded(played)
     rng = Seeds(question.seed).generator("estimate")
     if needing:

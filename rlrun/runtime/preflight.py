@@ -46,7 +46,8 @@ def preflight(plan: Plan, machine: Machine) -> list[Callback]:
 
 
 def check_record(plan: Plan) -> None:
-    """Raises UserError if a run that should be recorded gathers no rows, or if its folder cannot take them."""
+    """Raises UserError if a run that should be recorded gathers no rows, if it would add them to the data that it
+    learns from, or if its folder cannot take them."""
     if plan.config.runner.name in ("offline", "evolution"):
         raise UserError(
             f"record= writes the rows that samplers hand over, and runner={plan.config.runner.name} has none;"
@@ -55,6 +56,13 @@ def check_record(plan: Plan) -> None:
     record = plan.policy_factory(acting=True)().record_spec(plan.needs.record)
     assert plan.config.run.record is not None
     folder = Path(plan.config.run.record)
+    for name in plan.config.run.data.shares:
+        learnt = Path(name).expanduser().resolve()
+        if learnt.is_dir() and folder.resolve().is_relative_to(learnt):
+            raise UserError(
+                f"record={folder} would add to data.path={name}, which this run learns from, and it could not be"
+                " resumed with other data; record into a folder outside of it"
+            )
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         recorder(plan.config, plan.spec, record, command_line())

@@ -29,6 +29,7 @@ class RecordedEpisodes:
         """spec: what the policy sees. Raises UserError if the data's spaces are others, or if no episode is whole."""
         check_spaces(source, spec)
         self.name, self.spec, self.left_out, self.unknown = source.name, spec, 0, 0
+        self.cut = 0  # episodes that a time limit ended
         self.lengths: list[int] = []  # rows of every episode
         parts: list[Batch] = []
         for trajectory in trajectories(source):
@@ -36,6 +37,7 @@ class RecordedEpisodes:
                 self.left_out += 1
                 continue
             self.unknown += not trajectory.has_log_prob
+            self.cut += is_cut(trajectory)
             _check_log_prob(trajectory, source)
             parts.append(_rows(trajectory, spec))
             self.lengths.append(len(trajectory))
@@ -58,6 +60,11 @@ def trajectories(source: Source):
     """Yields all trajectories of a source."""
     for piece in range(source.pieces()):
         yield from source.read(piece)
+
+
+def is_cut(trajectory: Trajectory) -> bool:
+    """Whether something else than the game itself ended an episode, such as a time limit."""
+    return not trajectory.terminated[np.flatnonzero(trajectory.valid)[-1]]
 
 
 def check_spaces(source: Source, spec: EnvSpec) -> None:

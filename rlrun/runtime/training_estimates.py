@@ -17,9 +17,9 @@ from rlrun.core.specs import EnvSpec
 from rlrun.datasets.open import open_source
 from rlrun.datasets.parquet import flat_fields
 from rlrun.datasets.trajectories import Source, Trajectory
-from rlrun.runtime.estimate import FIT, NEED_CHANCES, Question, discount_of, estimate
+from rlrun.runtime.estimate import FIT, NEED_CHANCES, Question, discount_of, endless, estimate
 from rlrun.runtime.plan import Plan
-from rlrun.runtime.recorded_episodes import RecordedEpisodes, check_spaces, log_prob, trajectories
+from rlrun.runtime.recorded_episodes import RecordedEpisodes, check_spaces, is_cut, log_prob, trajectories
 
 
 class TrainingEstimates:
@@ -32,7 +32,7 @@ class TrainingEstimates:
         self.policy = cpu_policy(plan)
         self.question = Question(
             methods=cfg.methods,
-            discount=discount_of(config.algo) if cfg.discount is None else cfg.discount,
+            discount=asked_discount(config),
             interval=cfg.interval,
             confidence=cfg.confidence,
             mode="greedy" if cfg.greedy else "explore",
@@ -52,6 +52,12 @@ class TrainingEstimates:
             made |= {one.method: one.value, f"{one.method}_low": one.low, f"{one.method}_high": one.high}
             made[f"{one.method}_effective"] = one.effective
         return made
+
+
+def asked_discount(config: Typed) -> float:
+    """The discount of the return that is estimated."""
+    asked = config.run.eval.estimate.discount
+    return discount_of(config.algo) if asked is None else asked
 
 
 def cpu_policy(plan: Plan) -> Policy:
@@ -82,12 +88,18 @@ def check_estimates(plan: Plan, available: int) -> None:
     source, methods = source_of(plan.config, spec), "eval.estimate.methods"
     check_spaces(source, spec)
     needing = [method for method in cfg.methods if method in NEED_CHANCES]
-    rows, unknown, found, first = 0, 0, 0, None
+    rows, unknown, found, cut, first = 0, 0, 0, 0, None
     for each in first_episodes(source, cfg.episodes):
         first = each if first is None else first
         rows, unknown, found = rows + len(each), unknown + (not each.has_log_prob), found + 1
+        cut += is_cut(each)
     if first is None:
         raise UserError(f"{methods}: {source.name} has no whole episode to estimate from")
+    infinite, why = endless(cfg.methods, asked_discount(plan.config), cut)
+    if infinite:
+        raise UserError(
+            f"{methods}={','.join(infinite)}: {why}; give a discount below 1, such as eval.estimate.discount=0.99"
+        )
     if needing and unknown:
         raise UserError(
             f"{methods}={','.join(needing)} needs the probabilities of the actions, and {source.name} has none in"
@@ -126,7 +138,7 @@ class Listed:
     most_rows = None
 
     def __init__(self, source: Source, one: Trajectory):
-        self.facts, self.name, self.one = source.facts, source.name, one
+        self.facts, self.name, self.identity, self.one = source.facts, source.name, source.identity, one
 
     def pieces(self) -> int:
         return 1

@@ -350,6 +350,8 @@ def test_every_learner_saves_its_own_draws_from_data(words, recorded, tmp_path):
         (["algo=dqn", "runner=offline", "data.path=SET", "env=data", "resources.num_samplers=3"], "has no samplers"),
         (["algo=dqn", "runner=offline", "data.path=SET", "env=data", "record=x"], "runner=offline has none"),
         (["algo=es", "env=CartPole-v1", "record=x"], "runner=evolution has none"),
+        ([*SHARED, "data.share=0.5", "record=SET"], "would add to data.path=.*, which this run learns from"),
+        ([*SHARED, "data.share=0.5", "record=SET/../set/new"], "would add to data.path=.*, which this run learns from"),
         (["algo=dqn", "env=rlrun/Identity-v0", "data.path=SET", "data.share=0.001"], "leaves rows for both"),
         (["algo=dqn", "env=rlrun/Identity-v0", "data.path=SET", "data.share=0.5", "data.reward_scale=returns"], "not those of experience"),
         ([*SHARED, "algo.batch_size=8", "data.share=0.125"], r"is 1 of the 8 .* 2 .* data\.share=0\.25 would fit"),

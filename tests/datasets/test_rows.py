@@ -323,16 +323,25 @@ def test_15_sets_are_mixed_by_their_shares():
     rows.write(batches[0].key, priority=torch.ones(50), core=Batch(deter=torch.zeros(1, 50, 4)))
 
 
-def test_trajectories_are_filtered_and_rewards_scaled(written):
+def test_trajectories_are_filtered_and_rewards_scaled(written, capsys):
+    """By the returns of whole episodes: parts of episodes have the smallest and the largest ones here."""
     given_ = [episode(n, 9) for n in range(40)]
     returns = np.array([one.ret for one in given_])
+    cut = [dataclasses.replace(episode(40 + n, 9), whole=False) for n in range(8)]
+    for n, one in enumerate(cut):
+        one.reward[one.valid] = (-90.0, 0.1, 90.0, 0.1)[n % 4]
+    given_ += cut
     source = open_source(str(written(given_)))
     rows = made(source, needs(), min_return=0.0, max_return=2.0)
     kept = {n for n, ret in enumerate(returns) if 0.0 <= ret <= 2.0}
     assert {int(x) for x in rows.sample(2000, Clock()).obs.observation[0, :, 0]} == kept
-    assert rows.shelves[0].left_out == 40 - len(kept)
-    with pytest.raises(UserError, match=r"nothing to learn from in 40 trajectories; data\.min_return"):
+    assert rows.shelves[0].left_out == 48 - len(kept)
+    said = f"leave out {48 - len(kept)} of the 48 trajectories of {source.name} that were read, 8 because they are only parts"
+    assert said in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"nothing to learn from in 48 trajectories; data\.min_return .* 48 of them, 8 "):
         made(source, needs(), min_return=1e6)
+    with pytest.raises(UserError, match="has no whole episode"):
+        made(Listed(cut, facts()), needs(), reward_scale="returns")
     # Several sets have one scale, and one that nothing is drawn from has no part in it.
     low, high = (Listed([one for one in given_ if (one.ret > 1.0) is above], facts()) for above in (False, True))
     far = Listed([dataclasses.replace(one, reward=one.reward * 100) for one in given_], facts())

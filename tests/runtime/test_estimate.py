@@ -21,6 +21,7 @@ from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Agents, Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested
 from rlrun.datasets.open import open_source
+from rlrun.datasets.parquet_writer import Writer
 from rlrun.datasets.trajectories import DataFacts, Trajectory
 from rlrun.envs.previous import with_previous
 from rlrun.envs.registry import Factory, make_spec
@@ -364,6 +365,10 @@ def test_what_cannot_be_estimated_gets_a_sentence():
     with pytest.raises(UserError, match="with other bounds"):
         RecordedEpisodes(Memory(bounds, episodes), LEVER)
     refused("needs bounds", Memory(CHAIN, episodes), question=asked("is", interval="bernstein"))
+    limited = Memory(CHAIN, [changed(one, terminated=one.truncated, truncated=one.terminated) for one in episodes])
+    forever = dataclasses.replace(asked(), discount=1.0)
+    refused("^dm, dr, wdr: a time limit cut 4 of the episodes, .* such as discount=0.99", limited, question=forever)
+    assert estimate(policy, CHAIN, CLOCK, model, limited, dataclasses.replace(forever, methods=("is",)), QUICK).answers
     turned = asked("is", interval="bernstein", bounds=(5.0, 1.0))
     refused("a LOW that is below HIGH", Memory(CHAIN, episodes), question=turned)
 
@@ -609,6 +614,27 @@ def test_the_command_prints_a_table_or_json(run_and_data, capsys):
     said = json.loads(capsys.readouterr().out)
     assert said["episodes"] == 4 and said["greedy"] and said["played"] is None
     assert said["answers"][0]["covers_played"] is None and said["not_played"] == "episodes=0 plays none"
+
+
+def test_what_has_no_finite_estimate_is_left_out_unless_it_is_asked_for(run_and_data, tmp_path, capsys):
+    run, data = run_and_data
+    source = open_source(str(data))
+    writer = Writer(tmp_path / "limited", source.facts)
+    for one in source.read(0):
+        writer.write(changed(one, terminated=one.truncated, truncated=one.terminated))
+    writer.close()
+    words = ["estimate", str(run), f"data.path={tmp_path / 'limited'}", "discount=1", "episodes=0"]
+    capsys.readouterr()
+    assert _dispatch([*words, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [one["method"] for one in said["answers"]] == ["is", "pdis", "wis", "step_wis"]
+    assert sum("dm and dr are left out: a time limit cut" in warning for warning in said["warnings"]) == 1
+    for asked_for in (["method=is,dm"], ["model.updates=20"]):
+        with pytest.raises(UserError, match=r"dm.*: a time limit cut"):
+            _dispatch([*words, *asked_for, "--json"])
+    small_model = ["model.updates=20", "model.hidden=[8]", "model.batch_size=16"]
+    assert _dispatch([*words[:3], "discount=0.99", "episodes=0", *small_model, "--json"]) == 0
+    assert [one["method"] for one in json.loads(capsys.readouterr().out)["answers"]][-2:] == ["dm", "dr"]
 
 
 def test_rllib_s_files_are_read_as_the_run_reads_them_or_as_is_asked(run_and_data, capsys, monkeypatch):

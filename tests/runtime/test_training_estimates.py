@@ -152,6 +152,7 @@ def test_what_a_signal_kept_from_being_estimated_is_estimated_by_the_resumed_run
         (["eval.estimate.methods=[wis]", "eval.estimate.path=UNKNOWN"], "eval.estimate.methods=wis needs the probabilities of the actions, and .* has none in 3 of 4 episodes; dm needs none"),
         (["eval.estimate.methods=[dr,dm]", "eval.estimate.path=UNKNOWN"], "eval.estimate.methods=dr needs the prob"),
         (["eval.estimate.methods=[wis]", "eval.estimate.path=CUT"], "has no whole episode"),
+        (["algo=bc", "algo.batch_size=50", "eval.estimate.methods=[wis,dm]", "eval.estimate.path=LIMITED"], "eval.estimate.methods=dm: a time limit cut 4 of the episodes, .* such as eval.estimate.discount=0.99"),
         (["eval.estimate.methods=[wis]", "eval.estimate.path=OTHER"], r"has observations Box\(\[3\]"),
         (["eval.estimate.methods=[wis]", "++data.path={SET: 0.5, UNKNOWN: 0.5}"], "and data.path has 2 data sets: say which with eval.estimate.path=DIR"),
         (["algo=td3_bc", "eval.estimate.methods=[is]", "data.path=OTHER", "eval.estimate.greedy=true", "algo.batch_size=10"], "eval.estimate.methods=is: .*dm needs no probabilities"),
@@ -162,10 +163,10 @@ def test_bad_input_is_a_sentence(words, said, data, tmp_path, monkeypatch):
     """And with dm, nothing of this is missing."""
     monkeypatch.chdir(tmp_path)
     spec = open_source(str(data)).facts.spec
-    for name in ("UNKNOWN", "CUT"):
+    for name in ("UNKNOWN", "CUT", "LIMITED"):
         writer = Writer(tmp_path / name, DataFacts(spec=spec, record=LOG_PROB, policies=("tests",)))
         for number in range(4):
-            one = episode(number, 5, spec)
+            one = episode(number, 5, spec, terminated=name != "LIMITED")
             log_prob = one.record["log_prob"] * (float("nan") if name == "UNKNOWN" and number else 1.0)
             writer.write(dataclasses.replace(one, action=one.action % 2, record={"log_prob": log_prob}, whole=name != "CUT"))
         writer.close()

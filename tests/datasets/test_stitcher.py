@@ -1,0 +1,115 @@
+"""Rows of other libraries' files become trajectories that say whether they are whole episodes."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from datasets_of_tests import FRAMES
+from rllib_files import episode, joined, line, part, several
+from test_rllib_json import CARTPOLE, trajectories, write
+
+from rlrun.datasets.rllib_json import RLlibJson
+from rlrun.datasets.rllib_parquet import RLlibParquet
+
+
+def without(columns, *names):
+    return {name: values for name, values in columns.items() if name not in names}
+
+
+def bits(one):
+    return "".join(str(int(live)) for live in one.valid)
+
+
+@pytest.mark.parametrize(
+    "rows, unknown, found",
+    [
+        # Rows of an episode of ten steps, columns that the file lacks, and the trajectories: their rows, and wholeness.
+        ([range(10)], (), [("11111111110", True)]),
+        ([range(10)], ("t",), [("11111111110", True)]),
+        ([range(5, 10)], (), [("111110", False)]),
+        ([range(5, 10)], ("new_obs",), [("111110", False)]),
+        ([range(3), range(7, 10)], (), [("11101110", False)]),
+        ([range(3), range(7, 10)], ("t",), [("11101110", False)]),
+        ([range(3), range(7, 10)], ("new_obs",), [("1101110", False)]),
+        ([range(3), range(5, 6), range(7, 10)], ("new_obs",), [("1101110", False)]),
+        ([range(1), range(7, 10)], ("new_obs",), [("1110", False)]),
+        ([range(7, 10), range(3)], (), [("1110", False), ("1110", False)]),
+    ],
+)
+@pytest.mark.parametrize("together", (True, False))
+def test_only_every_step_of_an_episode_is_a_whole_one_and_no_missing_step_is_invented(
+    tmp_path, rows, unknown, found, together
+):
+    """Whether its rows are in one line or in several. Behind missing steps, a dead row keeps apart what did not follow
+    each other."""
+    columns = without(episode(10), *unknown)
+    parts = [part(columns, one.start, one.stop) for one in rows]
+    path = write(tmp_path / "out", *([line(joined(*parts))] if together else map(line, parts)))
+    other = line(without(episode(4, 2), *unknown))  # an episode from its beginning, in which t is 0
+    write(path, other, name="a.json")
+    for spec in (None, CARTPOLE):
+        made = [one for one in trajectories(RLlibJson(path, spec)) if one.steps != 4 or not one.whole]
+        assert [(bits(one), one.whole) for one in made] == found
+        pairs = {tuple(a) + tuple(b) for a, b in zip(episode(10)["obs"], episode(10)["new_obs"], strict=True)}
+        for one in made:
+            obs = one.obs["observation"]
+            ends = [tuple(obs[i]) + tuple(obs[i + 1]) for i in np.flatnonzero(one.valid & ~one.terminated)]
+            assert set(ends) <= pairs
+
+
+def test_an_episode_that_was_forgotten_does_not_begin_where_it_goes_on(tmp_path):
+    columns = without(episode(6, 1), "t")
+    others = [line(without(episode(1, i, i), "t")) for i in range(2, 270)]
+    path = write(tmp_path / "out", line(part(columns, 0, 3)), *others, line(part(columns, 3, 6)))
+    found = [one for one in trajectories(RLlibJson(path)) if one.steps == 3]
+    assert [one.whole for one in found] == [False, False]
+
+
+def test_steps_may_be_counted_from_1_and_those_of_agents_who_take_turns_are_no_gaps(tmp_path):
+    columns = episode(6, start=1)
+    assert [one.whole for one in trajectories(RLlibJson(write(tmp_path / "one", line(columns)), CARTPOLE))] == [True]
+    turns = [{**episode(5, 9, n), "t": np.arange(n, 10 + n, 2), "agent_index": np.full(5, n)} for n in range(2)]
+    for unknown, name in (((), "next"), (("new_obs",), "alone")):
+        lines = several({"a": joined(*(without(one, *unknown) for one in turns))})
+        found = trajectories(RLlibJson(write(tmp_path / name, lines)))
+        assert [(bits(one), one.whole) for one in found] == [("111110", True)] * 2
+
+
+def test_files_of_one_second_are_read_in_the_order_of_their_numbers(tmp_path):
+    columns = episode(12)
+    for number in range(12):
+        name = f"output-2021-05-01_12-00-00_worker-1_{number}.json"
+        write(tmp_path / "out", line(part(columns, number, number + 1)), name=name)
+    (one,) = trajectories(RLlibJson(tmp_path / "out"))
+    assert one.steps == 12 and one.whole
+    folder = tmp_path / "parquet"
+    folder.mkdir()
+    for number in range(12):
+        rows = without(part(columns, number, number + 1), "infos")
+        pq.write_table(pa.table({name: np.asarray(values).tolist() for name, values in rows.items()}), folder / f"{number}.parquet")
+    (one,) = trajectories(RLlibParquet(folder))
+    assert one.steps == 12 and one.whole
+
+
+@pytest.mark.parametrize("limit, value", [("LONGEST_ROWS", 7), ("LONGEST_BYTES", 7 * 23)])
+@pytest.mark.parametrize("unknown", [(), ("t", "eps_id"), ("new_obs",)])
+def test_an_episode_whose_end_takes_too_long_is_read_in_parts(tmp_path, limit, value, unknown, monkeypatch):
+    """Each decision is in one of them with the observation behind it, and with the frames before it, which a part
+    repeats in dead rows."""
+    monkeypatch.setattr(f"rlrun.datasets.stitcher.{limit}", value)
+    frames = np.random.default_rng(0).integers(0, 256, (41, 2, 2, 3), dtype=np.uint8)
+    columns = episode(40, actions=np.linspace(-1, 1, 80).reshape(40, 2))
+    columns["obs"], columns["new_obs"] = frames[:-1], frames[1:]
+    columns = without(columns, *unknown)
+    lines = [line(part(columns, i, i + 3), ("obs", "new_obs")) for i in range(0, 40, 3)]
+    parts = trajectories(RLlibJson(write(tmp_path / "out", *lines), FRAMES))
+    left_out = "new_obs" in unknown  # the limit of 40 steps ended the episode, and what is behind it is unknown
+    assert [one.steps for one in parts] == [9, 9, 9, 9, 4 - left_out] and not any(one.whole for one in parts)
+    assert not any(one.terminated.any() for one in parts) and parts[-1].truncated[-2] == (not left_out)
+    step = 0
+    for one in parts:
+        lead = 2 if step else 0
+        assert one.valid.tolist() == [False] * lead + [True] * one.steps + [False]
+        np.testing.assert_array_equal(one.obs["observation"], frames[step - lead : step + one.steps + 1, ..., -1])
+        np.testing.assert_array_equal(one.action[:-1], np.float32(columns["actions"])[step - lead : step + one.steps])
+        step += one.steps
