@@ -413,6 +413,19 @@ def test_the_older_defaults_are_those_of_their_time():
     assert one.values["algo.vtrace"] is True
 
 
+@pytest.mark.parametrize("run, greedy", [("PPO", False), ("DQN", True), ("ES", None)])
+def test_evaluations_that_a_stop_asks_for_act_as_rllibs_do(run, greedy):
+    """DQN's own evaluation_config has explore=false, and those of ES are greedy anyway, as eval.greedy is by default."""
+    (one,) = translate("a", {"run": run, "env": "CartPole-v1", "stop": {"evaluation/episode_reward_mean": 400}}, "a")
+    assert (one.values["eval.every"], one.values.get("eval.greedy")) == (50_000, greedy)
+
+
+def test_an_evaluation_that_cannot_be_counted_says_how_it_would_act():
+    said = {run: told_of(run, {"evaluation_interval": 1})[1]["evaluation_interval"] for run in ("IMPALA", "QMIX", "ES")}
+    assert [how for how, _, _ in said.values()] == 3 * ["not mapped"]
+    assert {run: "eval.greedy=false" in why for run, (_, _, why) in said.items()} == {"IMPALA": True, "QMIX": False, "ES": False}
+
+
 def test_stops():
     (one,) = translate("a", {"run": "PPO", "env": "CartPole-v1", "stop": {"evaluation/env_runners/episode_return_mean": 400, "training_iteration": 5,
                        "time_total_s": 60, "mystery": 1}, "pass_criteria": {"num_env_steps_sampled_lifetime": "1e5"}}, "a")  # fmt: skip
@@ -857,6 +870,13 @@ SAME = [  # (run, options, what rlrun's options become)
     ("PPO", {"entropy_coeff": -0.01}, {"algo.entropy_coef": -0.01}),
     ("PPO", {"evaluation_interval": 2, "evaluation_config": {"explore": False}}, {"eval.greedy": True, "eval.every": 8000}),
     ("DQN", {"evaluation_interval": 3, "evaluation_config": {"explore": True}}, {"eval.greedy": False, "eval.every": 3000}),
+    # RLlib's evaluations explore unless the file or the algorithm's own defaults say otherwise.
+    ("PPO", {"evaluation_interval": 1, "explore": True}, {"eval.greedy": False}),
+    ("PPO", {"evaluation_interval": 1, "explore": False}, {"eval.greedy": True}),
+    ("SAC", {"evaluation_interval": 1}, {"eval.greedy": False}),
+    ("SAC", {"evaluation_interval": 1, "sample_batch_size": 1}, {"eval.greedy": True}),
+    ("DQN", {"evaluation_interval": 1, "explore": True}, {"eval.greedy": True}),
+    ("TD3", {"evaluation_interval": 1}, {"eval.greedy": True}),
     ("PPO", {"evaluation_interval": 1, "evaluation_num_workers": 3, "evaluation_duration": 900, "evaluation_duration_unit": "timesteps"},
      {"eval.env_steps": 900, "eval.workers": 3, "eval.parallel": False}),
     ("PPO", {"evaluation_interval": 1, "evaluation_num_env_runners": 8, "evaluation_num_episodes": 5, "evaluation_parallel_to_training": True},
