@@ -840,6 +840,9 @@ SAME = [  # (run, options, what rlrun's options become)
     ("APPO", {"use_critic": False, "vtrace": False}, {"algo.use_critic": False, "algo.vtrace": False}),
     ("APPO", {"_separate_vf_optimizer": True, "_lr_vf": 0.002, "model": {"vf_share_layers": False}}, {"algo.value_lr": 0.002}),
     ("IMPALA", {"opt_type": "rmsprop", "decay": 0.9}, {"algo.optimizer.kind": "rmsprop_tf", "algo.optimizer.epsilon": 0.1, "algo.optimizer.decay": 0.9}),
+    ("IMPALA", {"num_workers": 2}, {"algo.loss_reduction": "sum"}),
+    ("IMPALA", {"num_env_runners": 2}, {"algo.loss_reduction": "mean"}),  # the new stack's learner divides by the rows
+    ("IMPALA", {"num_env_runners": 2, "enable_rl_module_and_learner": False}, {"algo.loss_reduction": "sum"}),
     ("IMPALA", {"opt_type": "rmsprop", "framework": "torch"}, {"algo.optimizer.kind": "rmsprop"}),
     ("PPO", {"horizon": None}, {}),
     ("DQN", {"per_worker_exploration": True}, {"algo.exploration.epsilon": 0.4, "algo.exploration.epsilon_min": pytest.approx(0.4**8)}),
