@@ -1041,13 +1041,16 @@ def test_networks_of_images_stacks_and_deviations_are_rllibs(env, config, wanted
     assert not [key for key, (how, _, _) in said.items() if how == "not mapped"]
 
 
-def test_rllibs_network_for_screens_is_made(typed):
-    """84, 21 and 11 pixels with borders, and 256 numbers without one."""
-    values = told_of("PPO", {}, "PongNoFrameskip-v4")[0]
+@pytest.mark.parametrize(("stack", "features", "padding"), [({}, 256, "same_but_last"), ({"num_env_runners": 2}, 11 * 11 * 256, "same")])
+def test_rllibs_network_for_screens_is_made(stack, features, padding, typed):
+    """84, 21 and 11 pixels with borders, and 256 numbers without one: the new API stack's last convolution has one too."""
+    values = told_of("PPO", stack, "PongNoFrameskip-v4")[0]
     words = [f"{key}={flow(value)}" for key, value in values.items() if key.startswith(("env.", "model.conv_"))]
     config = typed("algo=ppo", "env=Pong", "resources=debug", *words)
     net = plan(config, measured()).policy_factory(acting=False)().trunk.encoder
-    assert net.features == 256 and net.convolutions[-2].in_channels == 32 and net.first.padding == (2, 2)
+    assert net.features == features and net.first.padding == (2, 2)
+    assert [layer.in_channels for layer in net.convolutions if hasattr(layer, "in_channels")] == [16, 32]
+    assert values["model.conv_padding"] == padding
 
 
 def test_what_stands_beside_the_config_is_listed():
