@@ -17,6 +17,8 @@ RLLIBS = {
     42: [[16, [4, 4], 2], [32, [4, 4], 2], [256, [11, 11], 1]],
     10: [[16, [5, 5], 2], [32, [5, 5], 2]],
 }
+# Those that the new API stack's releases changed
+NEW_RLLIBS = {64: [[16, [4, 4], 2], [32, [4, 4], 2], [64, [4, 4], 2], [128, [4, 4], 2]]}
 
 
 def networks(one: Translation) -> None:
@@ -114,7 +116,8 @@ def convolutions(one: Translation, size: int | None) -> None:
     padding, which = ("same", "all convolutions") if one.era == "new" else ("same_but_last", "all but the last")
     why = f"with RLlib's borders: {which} have some"
     if filters is None:
-        filters, why = RLLIBS.get(size or 0), f"RLlib's network for {size}x{size} pixels, {why}"
+        known = RLLIBS | (NEW_RLLIBS if one.era == "new" else {})
+        filters, why = known.get(size or 0), f"RLlib's network for {size}x{size} pixels, {why}"
         one.defaults["model.conv_filters"] = None  # RLlib's default
     if filters is None:
         one.say("model.conv_filters", "not mapped", why="RLlib has no network for images of this size")

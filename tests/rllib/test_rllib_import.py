@@ -1021,6 +1021,8 @@ IMAGES = [  # (environment, RLlib's options, rlrun's)
     ("Pong", {}, {"model.conv_filters": LARGE, **PADDED, "env.size": 84, "env.stack": 4, "env.grayscale": None}),
     ("Pong", {"model": {"dim": 42, "framestack": False}}, {"model.conv_filters": [[16, [4, 4], 2], [32, [4, 4], 2], [256, [11, 11], 1]], "env.size": 42, "env.stack": 1}),
     ("Pong", {"model": {"dim": 96}}, {"model.conv_filters": [*LARGE[:2], [256, [11, 11], 2]], "env.size": 96}),
+    ("Pong", {"model": {"dim": 64}}, {"model.conv_filters": [[width, [4, 4], 2] for width in (32, 64, 128, 256)]}),
+    ("Pong", {"num_env_runners": 2, "model": {"dim": 64}}, {"model.conv_filters": [[width, [4, 4], 2] for width in (16, 32, 64, 128)]}),
     ("Pong", {"model": {"conv_filters": [[32, 8, 4], [64, [4, 2], 2]], "post_fcnet_hiddens": [512], "conv_activation": "swish", "post_fcnet_activation": "silu"}},
      {"model.conv_filters": [[32, 8, 4], [64, [4, 2], 2]], "model.conv_hidden": [512], "model.conv_activation": "silu", "model.hidden": None}),
     ("Pong", {"model": {"post_fcnet_hiddens": [64, 32], "post_fcnet_activation": "tanh"}}, {"model.conv_hidden": [], "model.hidden": [64, 32], "model.activation": "tanh"}),
