@@ -358,7 +358,7 @@ def test_memory_exploration_and_whole_episodes():
         and r2d2["algo.zero_init_state"] is True
     )
     assert (
-        r2d2["replay.capacity"] == 2_000_000
+        r2d2["replay.capacity"] == 100_000
         and r2d2["model.memory.size"] == 64
         and r2d2["algo.value_rescaling"] == 1e-3
     )
@@ -864,7 +864,12 @@ SAME = [  # (run, options, what rlrun's options become)
     ("QMIX", {"mixer": "qmix", "mixing_embed_dim": 8, "optim_alpha": 0.9}, {"algo.mixer_embed": 8, "algo.optimizer.decay": 0.9, "algo.huber_delta": None}),
     ("APEX_QMIX", {"per_worker_exploration": False, "mixer": "vdn"}, {"algo.inner.exploration.epsilon": {"start": 1.0, "end": 0.02, "steps": 10000.0}}),
     ("QMIX", {"sample_batch_size": 4}, {"algo.exploration.epsilon": {"start": 1.0, "end": 0.02, "steps": 10000.0}, "replay.capacity": 10_000}),
-    ("QMIX", {"rollout_fragment_length": 4}, {"algo.exploration.epsilon": {"start": 1.0, "end": 0.01, "steps": 40000.0}, "replay.capacity": 4000}),
+    ("QMIX", {"rollout_fragment_length": 4}, {"algo.exploration.epsilon": {"start": 1.0, "end": 0.01, "steps": 40000.0}, "replay.capacity": 1000}),
+    # RLlib 1.0 to 1.12 kept so many fragments; its later replays count the rows in them, whatever storage_unit is.
+    ("QMIX", {"buffer_size": 500}, {"replay.capacity": 2000}),
+    ("QMIX", {"replay_buffer_config": {"capacity": 500, "storage_unit": "fragments"}}, {"replay.capacity": 500}),
+    ("R2D2", {"replay_buffer_config": {"capacity": 500, "storage_unit": "sequences"}}, {"replay.capacity": 500}),
+    ("R2D2", {"buffer_size": 500}, {"replay.capacity": 500}),
     ("QMIX", {"replay_buffer_config": {"type": "MultiAgentReplayBuffer"}}, {"replay._choice": "uniform", "replay.capacity": 10_000}),
     ("APEX_QMIX", {"mixer": None}, {"algo.inner.reward_of": "agent", "algo.inner.input_priorities": True, "runner.pace": "free"}),
     ("APEX_DDPG", {"policy_delay": 3}, {"algo.inner.policy_delay": 3, "algo.inner.twin_q": False}),
