@@ -104,6 +104,7 @@ BAD = [
     (["train", "algo=dqn", "env=CartPole-v1", "algo.n_envs=8"], "n_envs is algo.num_envs here."),
     (["train", "algo=dqn", "env=CartPole-v1", "algo.train_freq=4"], "times batch_size over train_freq times n_envs)"),
     (["train", "algo=sac", "env=Pendulum-v1", "algo.gradient_steps=4"], "over train_freq times n_envs)"),
+    (["train", "algo=ppo", "env=CartPole-v1", "algo.clip_range_vf=1"], "algo.value_clip here (theirs is the error of"),
     (["train", "algo=ppo", "env="], "env= has no value"),
     ([*CARTPOLE, "run_dir="], "run_dir= has no value"),
     (["sweep", "algo=ppo", "env=CartPole-v1", "model=", "seed=1,2"], "model= has no value"),
