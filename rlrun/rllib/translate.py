@@ -425,7 +425,7 @@ class Experiment(Translation):
 
 
 def _bound(clip: Any) -> Any:
-    """Returns what clip_rewards is here. Bounds that differ on both sides of 0 stay as they are, for rlrun to refuse."""
+    """Returns what clip_rewards is here. Bounds that differ on both sides of 0 stay as they are: rlrun refuses them."""
     if clip is True or not clip:
         return "sign" if clip else "none"
     if isinstance(clip, list):
