@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlrun.rllib.algorithms import SEARCHING
+from rlrun.rllib.q_learning import rows_of_fragments
 from rlrun.rllib.translation import Translation
 from rlrun.rllib.yaml_files import rounded
 
@@ -54,9 +55,9 @@ def _rows(one: Translation) -> None:
     starts = max(1, int(one.get(*STARTS)))
     one.set(f"{at}.learning_starts", starts, *STARTS)
     capacities = (f"{BUFFER}.capacity", "buffer_size")
-    held = max(int(one.get(*capacities)) * length, starts, minibatch)
+    held, why = rows_of_fragments(one, int(one.get(*capacities)), length)
     one.choose("replay", "uniform", f"{BUFFER}.type", why="rows are drawn uniformly, in RLlib whole fragments")
-    one.set("replay.capacity", held, *capacities, why=f"rows, where RLlib counts fragments of {length}")
+    one.set("replay.capacity", max(held, starts, minibatch), *capacities, why=why)
     one.say("batch_mode", "dropped", why="a row is drawn once its episode is over")
 
 

@@ -6,7 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 from rlrun.rllib.algorithms import META
-from rlrun.rllib.evaluation import LOOK_EVERY, iteration
+from rlrun.rllib.evaluation import LOOK_EVERY, iteration, set_greedy
 from rlrun.rllib.meta import rows_of_iteration
 from rlrun.rllib.team import told
 from rlrun.rllib.translation import Translation, first_of
@@ -122,6 +122,7 @@ def _evaluated(it: Translation) -> str:
     """Has the run evaluated, because the file looks at evaluations, and returns why they do not end it."""
     if "eval.every" not in it.made.values:
         it.set("eval.every", LOOK_EVERY, why="the file looks at evaluations")
+        set_greedy(it)
     shows = f"{RETURN} looks at training games, so that evaluations do not end the run"
     shows = shows.replace(f"{RETURN} looks at training games", "training plays no games") if it.offline else shows
     return f"eval.every={it.made.values['eval.every']} shows it; {shows}"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from rlrun.rllib.algorithms import FROM_DATA
+from rlrun.rllib.algorithms import EVOLUTION, FROM_DATA, SEARCHING
 from rlrun.rllib.translation import Translation
 
 SAMPLED = ("timesteps_per_iteration", "min_sample_timesteps_per_iteration", "min_sample_timesteps_per_reporting")
 TRAINED = ("min_train_timesteps_per_iteration", "min_train_timesteps_per_reporting")
 CLOCKS = ("min_time_s_per_iteration", "min_time_s_per_reporting", "min_iter_time_s")
+EXPLORE = "evaluation_config.explore"  # whether evaluations explore
+ALWAYS_GREEDY = (*EVOLUTION, *SEARCHING)  # in evaluations, whatever `explore` is
 LOOK_EVERY = 50000  # env steps between evaluations that a file asks for, where it does not say how often
 # env steps of an iteration of off-policy algorithms, where a file says no others
 ITERATIONS = {
@@ -28,7 +30,7 @@ def evaluation(it: Translation) -> None:
     """Lists RLlib's options of evaluation, which is counted in iterations there and in env steps here."""
     for key in [key for key in it.given if key.startswith("evaluation_config.")]:
         value = it.given[key]
-        if key.endswith(".explore") and isinstance(value, bool):
+        if key == EXPLORE and isinstance(value, bool):
             it.set("eval.greedy", not value, key)
         else:
             it.say(key, "not mapped", why="evaluation has the options of training; eval.greedy concerns it alone")
@@ -54,9 +56,28 @@ def evaluation(it: Translation) -> None:
         it.say("evaluation_interval", "not mapped", why=why)
     elif interval:
         why = "iterations of RLlib's loop last for a time here; eval.every= counts env steps and is off by default"
+        why += ", and eval.greedy=false explores as RLlib's evaluations do" if _explores(it) else ""
         it.say("evaluation_interval", "not mapped", why=why)
     if "eval.estimate.methods" in it.made.values and "eval.every" not in it.made.values:
         it.set("eval.every", LOOK_EVERY, why="RLlib estimates in every iteration of its loop")
+    if "eval.every" in it.made.values:
+        set_greedy(it)
+    it.say(EXPLORE, "dropped", why="nothing is evaluated")
+
+
+def set_greedy(it: Translation) -> None:
+    """Sets whether evaluations take greedy actions, where the file does not say it."""
+    if "eval.greedy" in it.made.values or it.core in ALWAYS_GREEDY:
+        return
+    inherits = not isinstance(it.get(EXPLORE), bool)
+    why = "RLlib's evaluations act as training does" if inherits else ""
+    it.set("eval.greedy", not _explores(it), *(() if inherits else (EXPLORE,)), why=why)
+
+
+def _explores(it: Translation) -> bool:
+    """Tells whether RLlib's evaluations explore: as training does, unless evaluation_config says otherwise in the file
+    or in the algorithm's defaults."""
+    return it.core not in ALWAYS_GREEDY and bool(it.get(EXPLORE, default=it.get("explore", default=True)))
 
 
 def iteration(it: Translation) -> int | None:

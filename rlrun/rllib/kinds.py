@@ -45,7 +45,8 @@ def wrong_kind(key: str, value: Any) -> str | None:
 def _said(key: str, wanted: frozenset[str]) -> list[str]:
     """Returns what an option takes, in words."""
     words = data("kinds.yaml")["words"].get(key)
-    what = {"widths": "a list of widths", "points": "points [env steps, value]", "range": "two whole numbers"}
+    what = {"widths": "a list of widths", "points": "points [env steps, value]"}
+    what |= {"range": "two whole numbers", "bounds": "[the least, the largest]"}
     said = SAID | {"list": what.get(data("kinds.yaml")["lists"].get(key.replace(*_net(key)), ""), "a list")}
     said |= {"text": f"one of {', '.join(words)}"} if words else {}
     return [text for one, text in said.items() if one in wanted]
@@ -71,6 +72,7 @@ LISTS: dict[str, Callable[[list[Any]], bool]] = {
     "widths": lambda values: _numbers(values) and all(one >= 1 and one == int(one) for one in values),
     "points": _points,
     "range": lambda values: len(values) == 2 and _numbers(values) and 1 <= values[0] <= values[1],
+    "bounds": lambda values: len(values) == 2 and _numbers(values) and values[0] < values[1],
 }
 
 

@@ -29,7 +29,8 @@ def losses(it: Translation) -> None:
         _entropy(it)
     _bound(it)
     if it.core == "impala":
-        it.set(f"{at}.loss_reduction", "sum", why="RLlib sums over the rows of a batch")
+        kind, why = ("mean", "takes the mean") if it.era == "new" else ("sum", "sums")
+        it.set(f"{at}.loss_reduction", kind, why=f"RLlib's loss {why} over the rows of a batch")
     if it.core in ("ppo", "ddppo", "appo"):
         _divergence(it)
     if it.core == "appo":

@@ -17,6 +17,8 @@ RLLIBS = {
     42: [[16, [4, 4], 2], [32, [4, 4], 2], [256, [11, 11], 1]],
     10: [[16, [5, 5], 2], [32, [5, 5], 2]],
 }
+# Those that the new API stack's releases changed
+NEW_RLLIBS = {64: [[16, [4, 4], 2], [32, [4, 4], 2], [64, [4, 4], 2], [128, [4, 4], 2]]}
 
 
 def networks(one: Translation) -> None:
@@ -111,16 +113,18 @@ def convolutions(one: Translation, size: int | None) -> None:
     filters = one.get("model.conv_filters")
     activation = activated(one.get("model.conv_activation", default="relu"))
     after = [int(width) for width in one.get("model.post_fcnet_hiddens", default=None) or []]
-    why = "with RLlib's borders: all convolutions but the last have some"
+    padding, which = ("same", "all convolutions") if one.era == "new" else ("same_but_last", "all but the last")
+    why = f"with RLlib's borders: {which} have some"
     if filters is None:
-        filters, why = RLLIBS.get(size or 0), f"RLlib's network for {size}x{size} pixels, {why}"
+        known = RLLIBS | (NEW_RLLIBS if one.era == "new" else {})
+        filters, why = known.get(size or 0), f"RLlib's network for {size}x{size} pixels, {why}"
         one.defaults["model.conv_filters"] = None  # RLlib's default
     if filters is None:
         one.say("model.conv_filters", "not mapped", why="RLlib has no network for images of this size")
         return
     if not one.set("model.conv_filters", filters, "model.conv_filters", why=why):
         return
-    one.set("model.conv_padding", "same_but_last", why="RLlib's borders")
+    one.set("model.conv_padding", padding, why="RLlib's borders")
     if not one.set("model.conv_activation", activation, "model.conv_activation", why="RLlib's default"):
         activation = "relu"
     posts = ("model.post_fcnet_hiddens", "model.post_fcnet_activation")

@@ -140,15 +140,9 @@ def from_replay(one: Translation) -> None:
     capacities = (f"{buffer}.capacity", "buffer_size")
     capacity, why = int(one.get(*capacities)), ""
     if one.core == "r2d2":
-        capacity, why = capacity * one.made.values[f"{at}.sequence_length"], "rows, where RLlib counts sequences"
-    elif (
-        one.core in JOINT
-        and not always
-        and one.era != "old"
-        and one.get(f"{buffer}.storage_unit", default="fragments") != "timesteps"
-    ):
-        rows = int(one.get("rollout_fragment_length"))
-        capacity, why = capacity * rows, f"rows, where RLlib counts fragments of at least {rows}"
+        why = "rows, which RLlib's code counts; its comment says sequences"
+    elif one.core in JOINT and not always:
+        capacity, why = rows_of_fragments(one, capacity, int(one.get("rollout_fragment_length")))
     one.set("replay.capacity", capacity, *capacities, why=why)
     draws = "algorithms with memory draw sequences, the others draw transitions"
     one.say(f"{buffer}.storage_unit", "dropped", why=draws)
@@ -166,6 +160,16 @@ def from_replay(one: Translation) -> None:
     else:
         for key in (*(key for name in ("alpha", "beta", "eps") for key in priority_names(name)), *betas):
             one.say(key, "dropped", why="the replay is not prioritized")
+
+
+def rows_of_fragments(one: Translation, capacity: int, length: int) -> tuple[int, str]:
+    """Returns the rows that RLlib's replay of whole fragments holds, and why.
+
+    RLlib 1.0 to 1.12, whose option is buffer_size, kept so many fragments. Before and since then its replays drop old
+    fragments once so many rows have been added. length: rows of a fragment, of which whole episodes may have more."""
+    if "buffer_size" in one.given and one.era != "old":
+        return capacity * length, f"rows, where RLlib counts fragments of at least {length}"
+    return capacity, "rows, which RLlib's code counts; its comment says batches" if one.era != "old" else ""
 
 
 def priority_names(name: str) -> tuple[str, ...]:

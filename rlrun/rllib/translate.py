@@ -360,7 +360,7 @@ class Experiment(Translation):
     def _the_rest(self) -> None:
         special: dict[str, Callable[[Any], Any]] = {
             "observation_filter": lambda value: FILTERS[value],
-            "clip_rewards": lambda value: "sign" if value is True else "none" if value is False else float(value),
+            "clip_rewards": _bound,
             "max_weight_sync_delay": lambda value: int(value) * max(1, int(self.get(*WORKERS, default=0))),
         }
         if self.core in ("ppo", "ddppo"):
@@ -422,6 +422,15 @@ class Experiment(Translation):
                 if self.set("checkpoint.keep", rounded(value)):
                     how, became, why = "mapped", f"checkpoint.keep={flow(rounded(value))}", ""
             self.made.lines.append(Line(key, value, how, became, why))
+
+
+def _bound(clip: Any) -> Any:
+    """Returns what clip_rewards is here. Bounds that differ on both sides of 0 stay as they are: rlrun refuses them."""
+    if clip is True or not clip:
+        return "sign" if clip else "none"
+    if isinstance(clip, list):
+        return float(clip[1]) if clip[0] == -clip[1] else clip
+    return float(clip)
 
 
 def _plain(value: Any) -> Any:

@@ -39,7 +39,7 @@ def test_rllibs_file_of_alphazero_keeps_its_meaning():
         "algo.search.simulations": 100, "algo.search.puct": 1.5, "algo.search.puct_base": 0.0, "algo.search.unvisited": "zero",
         "algo.search.dirichlet_alpha": 0.03, "algo.search.dirichlet_share": 0.2, "algo.search.discount": 1.0, "algo.temperature": 1.0,
         "algo.ranked.enabled": True, "algo.ranked.percentile": 0.75, "algo.ranked.games": 1000, "algo.ranked.initial_games": 100,
-        "algo.ranked.ties": "won", "replay.capacity": 50000, "model.hidden": [256], "model.share_value": True,
+        "algo.ranked.ties": "won", "replay.capacity": 1000, "model.hidden": [256], "model.share_value": True,
         "stop.return_mean": 30.0, "env_steps": 100000,
     }  # fmt: skip
     assert one.env == "CartPoleSparse-v0" and {name: one.values[name] for name in wanted} == wanted
@@ -47,6 +47,12 @@ def test_rllibs_file_of_alphazero_keeps_its_meaning():
     words = [f"{name}={value}" for name, value in one.values.items() if name.startswith("algo.") and value is not None]
     cfg = type_config(compose("algo=alphazero", f"env={one.env}", *words)).algo
     assert cfg.search.puct == 1.5 and cfg.ranked.games == 1000
+
+
+@pytest.mark.parametrize("config, rows", [({"replay_buffer_config": {"capacity": 3000}}, 3000), ({"buffer_size": 300}, 15_000)])
+def test_a_replay_holds_as_many_rows_as_rllibs(config, rows):
+    """RLlib 1.0 to 1.12 has buffer_size, which counts fragments."""
+    assert imported(**config).values["replay.capacity"] == rows
 
 
 def test_a_horizon_is_a_limit_that_the_search_sees():

@@ -110,7 +110,7 @@ def test_a_sampler_is_what_is_played(run, tmp_path):
     ("MARWIL", {"beta": 0.5, "vf_coeff": 2.0, "moving_average_sqd_adv_norm_start": 50.0, "moving_average_sqd_adv_norm_update_rate": 0.01},
      {"algo.beta": 0.5, "algo.value_coef": 2, "algo.squared_advantage_start": 50, "algo.squared_advantage_rate": 0.01, "algo.discount": 0.99}),
     ("MARWIL", {"replay_buffer_size": 5000, "input": "/a"}, {"data.buffer": 5000}),
-    ("MARWIL", {"evaluation_interval": 3, "evaluation_duration": 5}, {"eval.every": 6000, "eval.episodes": 5}),
+    ("MARWIL", {"evaluation_interval": 3, "evaluation_duration": 5}, {"eval.every": 6000, "eval.episodes": 5, "eval.greedy": False}),
     ("CQL", {"lagrangian": True, "lagrangian_thresh": 7.0, "deterministic_backup": False, "temperature": 2.0, "num_actions": 4},
      {"algo.lagrangian": True, "algo.lagrangian_threshold": 7, "algo.deterministic_backup": False, "algo.temperature": 2, "algo.num_actions": 4}),
     ("CQL", {"target_network_update_freq": 1024, "tau": 1.0, "n_step": 3}, {"algo.target_update_interval": 4, "algo.target_tau": 1, "algo.n_step": 3}),

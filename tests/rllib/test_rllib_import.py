@@ -358,7 +358,7 @@ def test_memory_exploration_and_whole_episodes():
         and r2d2["algo.zero_init_state"] is True
     )
     assert (
-        r2d2["replay.capacity"] == 2_000_000
+        r2d2["replay.capacity"] == 100_000
         and r2d2["model.memory.size"] == 64
         and r2d2["algo.value_rescaling"] == 1e-3
     )
@@ -411,6 +411,19 @@ def test_the_older_defaults_are_those_of_their_time():
     assert one.values["algo.vtrace"] is False
     (one,) = translate("a", {**old, "config": {"rollout_fragment_length": 10}}, "a")
     assert one.values["algo.vtrace"] is True
+
+
+@pytest.mark.parametrize("run, greedy", [("PPO", False), ("DQN", True), ("ES", None)])
+def test_evaluations_that_a_stop_asks_for_act_as_rllibs_do(run, greedy):
+    """DQN's own evaluation_config has explore=false, and those of ES are greedy anyway, as eval.greedy is by default."""
+    (one,) = translate("a", {"run": run, "env": "CartPole-v1", "stop": {"evaluation/episode_reward_mean": 400}}, "a")
+    assert (one.values["eval.every"], one.values.get("eval.greedy")) == (50_000, greedy)
+
+
+def test_an_evaluation_that_cannot_be_counted_says_how_it_would_act():
+    said = {run: told_of(run, {"evaluation_interval": 1})[1]["evaluation_interval"] for run in ("IMPALA", "QMIX", "ES")}
+    assert [how for how, _, _ in said.values()] == 3 * ["not mapped"]
+    assert {run: "eval.greedy=false" in why for run, (_, _, why) in said.items()} == {"IMPALA": True, "QMIX": False, "ES": False}
 
 
 def test_stops():
@@ -800,6 +813,8 @@ LOST = [  # (run, option, value, environment, what is not mapped, a part of the 
     ("SAC", "model", {"use_lstm": True}, None, "model.use_lstm", "no memory either"),
     ("DQN", "model", {"use_attention": True}, None, "model.use_attention", "algo=r2d2"),
     ("PPO", "lambda", 3.0, None, "lambda", "between 0 and 1"),
+    ("PPO", "clip_rewards", [0.0, 1.0], None, "clip_rewards", "must be a number or none, sign, not .0.0, 1.0."),
+    ("PPO", "clip_rewards", [1.0, -1.0], None, "clip_rewards", r"or \[the least, the largest\], not \[1.0, -1.0\]"),
     ("PPO", "grad_clip_by", "value", None, "grad_clip_by", "norm of the whole gradient"),
     ("PPO", "evaluation_parallel_to_training", True, None, "evaluation_parallel_to_training", "training waits"),
     ("PPO", "custom_evaluation_function", "mine", None, "custom_evaluation_function", "rlrun.Evaluation"),
@@ -827,6 +842,9 @@ SAME = [  # (run, options, what rlrun's options become)
     ("APPO", {"use_critic": False, "vtrace": False}, {"algo.use_critic": False, "algo.vtrace": False}),
     ("APPO", {"_separate_vf_optimizer": True, "_lr_vf": 0.002, "model": {"vf_share_layers": False}}, {"algo.value_lr": 0.002}),
     ("IMPALA", {"opt_type": "rmsprop", "decay": 0.9}, {"algo.optimizer.kind": "rmsprop_tf", "algo.optimizer.epsilon": 0.1, "algo.optimizer.decay": 0.9}),
+    ("IMPALA", {"num_workers": 2}, {"algo.loss_reduction": "sum"}),
+    ("IMPALA", {"num_env_runners": 2}, {"algo.loss_reduction": "mean"}),  # the new stack's learner divides by the rows
+    ("IMPALA", {"num_env_runners": 2, "enable_rl_module_and_learner": False}, {"algo.loss_reduction": "sum"}),
     ("IMPALA", {"opt_type": "rmsprop", "framework": "torch"}, {"algo.optimizer.kind": "rmsprop"}),
     ("PPO", {"horizon": None}, {}),
     ("DQN", {"per_worker_exploration": True}, {"algo.exploration.epsilon": 0.4, "algo.exploration.epsilon_min": pytest.approx(0.4**8)}),
@@ -846,17 +864,31 @@ SAME = [  # (run, options, what rlrun's options become)
     ("QMIX", {"mixer": "qmix", "mixing_embed_dim": 8, "optim_alpha": 0.9}, {"algo.mixer_embed": 8, "algo.optimizer.decay": 0.9, "algo.huber_delta": None}),
     ("APEX_QMIX", {"per_worker_exploration": False, "mixer": "vdn"}, {"algo.inner.exploration.epsilon": {"start": 1.0, "end": 0.02, "steps": 10000.0}}),
     ("QMIX", {"sample_batch_size": 4}, {"algo.exploration.epsilon": {"start": 1.0, "end": 0.02, "steps": 10000.0}, "replay.capacity": 10_000}),
-    ("QMIX", {"rollout_fragment_length": 4}, {"algo.exploration.epsilon": {"start": 1.0, "end": 0.01, "steps": 40000.0}, "replay.capacity": 4000}),
+    ("QMIX", {"rollout_fragment_length": 4}, {"algo.exploration.epsilon": {"start": 1.0, "end": 0.01, "steps": 40000.0}, "replay.capacity": 1000}),
+    # RLlib 1.0 to 1.12 kept so many fragments; its later replays count the rows in them, whatever storage_unit is.
+    ("QMIX", {"buffer_size": 500}, {"replay.capacity": 2000}),
+    ("QMIX", {"replay_buffer_config": {"capacity": 500, "storage_unit": "fragments"}}, {"replay.capacity": 500}),
+    ("R2D2", {"replay_buffer_config": {"capacity": 500, "storage_unit": "sequences"}}, {"replay.capacity": 500}),
+    ("R2D2", {"buffer_size": 500}, {"replay.capacity": 500}),
     ("QMIX", {"replay_buffer_config": {"type": "MultiAgentReplayBuffer"}}, {"replay._choice": "uniform", "replay.capacity": 10_000}),
     ("APEX_QMIX", {"mixer": None}, {"algo.inner.reward_of": "agent", "algo.inner.input_priorities": True, "runner.pace": "free"}),
     ("APEX_DDPG", {"policy_delay": 3}, {"algo.inner.policy_delay": 3, "algo.inner.twin_q": False}),
     ("PPO", {"model": {"framestack": True, "dim": 96}}, {}),
     ("PPO", {"grad_clip": None}, {"algo.max_grad_norm": 0.0}),
+    ("PPO", {"clip_rewards": [-2, 2]}, {"algo.reward_clip": 2.0}),
+    ("PPO", {"clip_rewards": 0}, {"algo.reward_clip": "none"}),
     ("IMPALA", {"grad_clip": None}, {"algo.max_grad_norm": 0.0}),
     ("IMPALA", {"entropy_coeff_schedule": [[0, -0.01], [9, 0.0]]}, {"algo.entropy_coef": [[0, 0.01], [9, 0.0]]}),
     ("PPO", {"entropy_coeff": -0.01}, {"algo.entropy_coef": -0.01}),
     ("PPO", {"evaluation_interval": 2, "evaluation_config": {"explore": False}}, {"eval.greedy": True, "eval.every": 8000}),
     ("DQN", {"evaluation_interval": 3, "evaluation_config": {"explore": True}}, {"eval.greedy": False, "eval.every": 3000}),
+    # RLlib's evaluations explore unless the file or the algorithm's own defaults say otherwise.
+    ("PPO", {"evaluation_interval": 1, "explore": True}, {"eval.greedy": False}),
+    ("PPO", {"evaluation_interval": 1, "explore": False}, {"eval.greedy": True}),
+    ("SAC", {"evaluation_interval": 1}, {"eval.greedy": False}),
+    ("SAC", {"evaluation_interval": 1, "sample_batch_size": 1}, {"eval.greedy": True}),
+    ("DQN", {"evaluation_interval": 1, "explore": True}, {"eval.greedy": True}),
+    ("TD3", {"evaluation_interval": 1}, {"eval.greedy": True}),
     ("PPO", {"evaluation_interval": 1, "evaluation_num_workers": 3, "evaluation_duration": 900, "evaluation_duration_unit": "timesteps"},
      {"eval.env_steps": 900, "eval.workers": 3, "eval.parallel": False}),
     ("PPO", {"evaluation_interval": 1, "evaluation_num_env_runners": 8, "evaluation_num_episodes": 5, "evaluation_parallel_to_training": True},
@@ -998,6 +1030,8 @@ IMAGES = [  # (environment, RLlib's options, rlrun's)
     ("Pong", {}, {"model.conv_filters": LARGE, **PADDED, "env.size": 84, "env.stack": 4, "env.grayscale": None}),
     ("Pong", {"model": {"dim": 42, "framestack": False}}, {"model.conv_filters": [[16, [4, 4], 2], [32, [4, 4], 2], [256, [11, 11], 1]], "env.size": 42, "env.stack": 1}),
     ("Pong", {"model": {"dim": 96}}, {"model.conv_filters": [*LARGE[:2], [256, [11, 11], 2]], "env.size": 96}),
+    ("Pong", {"model": {"dim": 64}}, {"model.conv_filters": [[width, [4, 4], 2] for width in (32, 64, 128, 256)]}),
+    ("Pong", {"num_env_runners": 2, "model": {"dim": 64}}, {"model.conv_filters": [[width, [4, 4], 2] for width in (16, 32, 64, 128)]}),
     ("Pong", {"model": {"conv_filters": [[32, 8, 4], [64, [4, 2], 2]], "post_fcnet_hiddens": [512], "conv_activation": "swish", "post_fcnet_activation": "silu"}},
      {"model.conv_filters": [[32, 8, 4], [64, [4, 2], 2]], "model.conv_hidden": [512], "model.conv_activation": "silu", "model.hidden": None}),
     ("Pong", {"model": {"post_fcnet_hiddens": [64, 32], "post_fcnet_activation": "tanh"}}, {"model.conv_hidden": [], "model.hidden": [64, 32], "model.activation": "tanh"}),
@@ -1018,13 +1052,16 @@ def test_networks_of_images_stacks_and_deviations_are_rllibs(env, config, wanted
     assert not [key for key, (how, _, _) in said.items() if how == "not mapped"]
 
 
-def test_rllibs_network_for_screens_is_made(typed):
-    """84, 21 and 11 pixels with borders, and 256 numbers without one."""
-    values = told_of("PPO", {}, "PongNoFrameskip-v4")[0]
+@pytest.mark.parametrize(("stack", "features", "padding"), [({}, 256, "same_but_last"), ({"num_env_runners": 2}, 11 * 11 * 256, "same")])
+def test_rllibs_network_for_screens_is_made(stack, features, padding, typed):
+    """84, 21 and 11 pixels with borders, and 256 numbers without one: the new API stack's last convolution has one too."""
+    values = told_of("PPO", stack, "PongNoFrameskip-v4")[0]
     words = [f"{key}={flow(value)}" for key, value in values.items() if key.startswith(("env.", "model.conv_"))]
     config = typed("algo=ppo", "env=Pong", "resources=debug", *words)
     net = plan(config, measured()).policy_factory(acting=False)().trunk.encoder
-    assert net.features == 256 and net.convolutions[-2].in_channels == 32 and net.first.padding == (2, 2)
+    assert net.features == features and net.first.padding == (2, 2)
+    assert [layer.in_channels for layer in net.convolutions if hasattr(layer, "in_channels")] == [16, 32]
+    assert values["model.conv_padding"] == padding
 
 
 def test_what_stands_beside_the_config_is_listed():
