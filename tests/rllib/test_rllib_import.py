@@ -1122,6 +1122,12 @@ def test_numbers_that_yaml_reads_as_text():
     }  # fmt: skip
 
 
+def doubled(value, times, joined):
+    """An experiment that is `value` twice, twice again and so on, by aliases. joined: how to write one twice."""
+    steps = [f"a{n}: &a{n} {joined.replace('*', f'*a{n - 1}')}" for n in range(1, times + 1)]
+    return f"x: {{run: PPO, env: a, config: {{a0: &a0 {value}, {', '.join(steps)}}}}}"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -1130,6 +1136,11 @@ def test_numbers_that_yaml_reads_as_text():
         ("", "is not one of RLlib's tuned files"),
         ("x: {run: PPO, env: CartPole-v1, config: &a {model: *a}}", "has an anchor .* with its own alias"),
         ("x: &a {run: PPO, env: CartPole-v1, config: {n_step: [1, *a]}}", "has an anchor .* with its own alias"),
+        (doubled("[1]", 18, "[*, *]"), "more than 200,000 characters where its aliases"),
+        (doubled("{lr: 1}", 18, "{<<: [*, *]}"), "more than 200,000 characters where its aliases"),
+        (doubled("[1]", 120, "[*]"), "inside each other more than 100 deep"),
+        (f"x: {{run: PPO, env: a, config: {'[' * 600}{']' * 600}}}", "inside each other more than 100 deep"),
+        ("x: {run: PPO, env: a, config: {seed: 2020-13-45}}", "is not YAML: month must be"),
         ("x: {run: MAML, env: Pendulum-v1}", "would not start: maml learns from many tasks"),
         ("x: {run: CQL, env: CartPole-v1}", "RLlib's CQL is for continuous actions.*algo=discrete_cql"),
         ("x: {run: AlphaStar, env: Pendulum-v1}", "rlrun has no AlphaStar: it plays a league"),
