@@ -1098,6 +1098,26 @@ def test_a_failed_import_leaves_nothing_behind(tmp_path, monkeypatch):
         _dispatch(["import-rllib", "good.yaml", "good.yaml", "--dir", "elsewhere"])
 
 
+def test_an_environment_of_the_users_own_is_named_by_its_module(tmp_path, monkeypatch):
+    """By the command line or by the file; a module of no installed package needs --trust, and the message says so."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "walks_of_mine").mkdir()
+    (tmp_path / "walks_of_mine" / "envs.py").write_text(
+        "from gymnasium.envs.classic_control import CartPoleEnv\nclass Walk(CartPoleEnv):\n    pass\n"
+    )
+    (tmp_path / "plain.yaml").write_text("x: {run: PG, env: CartPole-v1}")
+    (tmp_path / "own.yaml").write_text("y: {run: PG, env: 'walks_of_mine.envs:Walk'}")
+    with pytest.raises(UserError, match=r"names the module walks_of_mine.envs.*--trust allows it.*--env names another"):
+        _dispatch(["import-rllib", "own.yaml", "--dir", "out", "--quiet"])
+    words = ["plain.yaml", "--env", "walks_of_mine.envs:Walk"]
+    with pytest.raises(UserError, match=r"names the module walks_of_mine.envs.*--trust allows it"):
+        _dispatch(["import-rllib", *words, "--dir", "out", "--quiet"])
+    for name, given in (("x", words), ("y", ["own.yaml"])):
+        assert _dispatch(["import-rllib", *given, "--dir", "out", "--quiet", "--trust"]) == 0
+        assert "override /env: walks_of_mine.envs:Walk" in (tmp_path / "out" / "tuned" / "pg" / f"{name}.yaml").read_text()
+
+
 def test_printed_commands_are_quoted_for_a_shell(tmp_path, capsys):
     file = tmp_path / "a.yaml"
     config = {"lr": {"grid_search": [[[0, 0.1], [9, 0.0]], 0.2]}}
