@@ -566,6 +566,7 @@ GRIDS = [  # (run, options, the option that is a grid, what its line says, value
     ("PPO", {"model": [{"fcnet_hiddens": [8]}, {}]}, "model", ("not mapped", ""), {"model.hidden": [8]}, {}),
     ("DQN", {"exploration_config": [{"type": "SoftQ"}, {"type": "Random"}]}, "exploration_config", ("not mapped", ""), {"algo.exploration.kind": "soft_q"}, {}),
     ("A2C", {"grad_clip": [40.0, 10.0]}, "grad_clip", ("mapped", "algo.max_grad_norm=0.2"), {}, {"algo.max_grad_norm": [0.2, 0.05]}),
+    ("SAC", {"grad_clip": [40.0, 10.0]}, "grad_clip", ("mapped", "algo.max_grad_norm=40"), {}, {"algo.max_grad_norm": [40, 10]}),
     ("IMPALA", {"entropy_coeff": [0.01, -0.02]}, "entropy_coeff", ("mapped", "algo.entropy_coef=0.01"), {}, {"algo.entropy_coef": [0.01, 0.02]}),
     ("PPO", {"sample_batch_size": 200, "vf_clip_param": [1.0, 2.0]}, "vf_clip_param", ("mapped", "algo.value_clip=1.0"),
      {"algo.value_loss_clip": 0.0}, {"algo.value_clip": [1.0, 2.0]}),
@@ -800,7 +801,7 @@ LOST = [  # (run, option, value, environment, what is not mapped, a part of the 
     ("SAC", "model", {"use_lstm": True}, None, "model.use_lstm", "no memory either"),
     ("DQN", "model", {"use_attention": True}, None, "model.use_attention", "algo=r2d2"),
     ("PPO", "lambda", 3.0, None, "lambda", "between 0 and 1"),
-    ("PPO", "grad_clip_by", "value", None, "grad_clip_by", "norm of the whole gradient"),
+    ("IMPALA", "grad_clip_by", "norm", None, "grad_clip_by", "norm of the whole gradient, not that of each tensor"),
     ("PPO", "evaluation_parallel_to_training", True, None, "evaluation_parallel_to_training", "training waits"),
     ("PPO", "custom_evaluation_function", "mine", None, "custom_evaluation_function", "rlrun.Evaluation"),
     ("PPO", "evaluation_duration", "auto", None, "evaluation_duration", "a number of games"),
@@ -853,6 +854,9 @@ SAME = [  # (run, options, what rlrun's options become)
     ("PPO", {"model": {"framestack": True, "dim": 96}}, {}),
     ("PPO", {"grad_clip": None}, {"algo.max_grad_norm": 0.0}),
     ("IMPALA", {"grad_clip": None}, {"algo.max_grad_norm": 0.0}),
+    *[(run, {"grad_clip": 0.5, "grad_clip_by": "value"}, {"algo.max_grad_norm": 0.0, "algo.optimizer.max_grad_value": 0.5}) for run in ("PPO", "DQN", "SAC", "DDPG", "QMIX", "SlateQ")],
+    ("A2C", {"grad_clip": 40.0, "grad_clip_by": "value"}, {"algo.max_grad_norm": 0.0, "algo.optimizer.max_grad_value": 0.2}),
+    ("PPO", {"grad_clip": None, "grad_clip_by": "norm"}, {"algo.max_grad_norm": 0.0}),
     ("IMPALA", {"entropy_coeff_schedule": [[0, -0.01], [9, 0.0]]}, {"algo.entropy_coef": [[0, 0.01], [9, 0.0]]}),
     ("PPO", {"entropy_coeff": -0.01}, {"algo.entropy_coef": -0.01}),
     ("PPO", {"evaluation_interval": 2, "evaluation_config": {"explore": False}}, {"eval.greedy": True, "eval.every": 8000}),
@@ -911,6 +915,13 @@ def test_options_become_what_they_mean(run, config, wanted):
     values, said, _ = told_of(run, config)
     assert {key: values[key] for key in wanted} == wanted
     assert not [key for key, (how, _, _) in said.items() if how == "not mapped"]
+
+
+@pytest.mark.parametrize("run", ["PPO", "SAC", "TD3"])
+def test_a_bound_on_each_tensor_is_not_one_on_the_whole_gradient(run):
+    values, said, _ = told_of(run, {"grad_clip": 10.0, "grad_clip_by": "norm"})
+    assert values["algo.max_grad_norm"] == 0.0 and "algo.optimizer.max_grad_value" not in values
+    assert said["grad_clip"][0] == said["grad_clip_by"][0] == "not mapped"
 
 
 def test_asynchronous_gradients_have_their_runner():
