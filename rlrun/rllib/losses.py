@@ -111,10 +111,9 @@ def _bound(it: Translation) -> None:
     its loss over the rows of a batch and rlrun takes the mean, which matters for the bound."""
     norm, value = f"{it.inner}.max_grad_norm", f"{it.inner}.optimizer.max_grad_value"
     if it.misfit_of(norm, 0.0) is not None:
-        it.say("grad_clip_by", "dropped", why=f"{it.core} has no such bound")
-        return  # its table says why
+        return  # the algorithm has no bound, and its table says why
     keys = ("grad_clip", "grad_norm_clipping")
-    key = next((key for key in keys if key in it.given), keys[0])
+    key = next((key for group in (it.given, it.defaults) for key in keys if key in group), keys[0])
     if it.core == "crr":
         for name in (*keys, "grad_clip_by"):
             it.say(name, "dropped", why="RLlib's CRR does not bound its gradients")

@@ -924,6 +924,12 @@ def test_a_bound_on_each_tensor_is_not_one_on_the_whole_gradient(run):
     assert said["grad_clip"][0] == said["grad_clip_by"][0] == "not mapped"
 
 
+@pytest.mark.parametrize(("config", "bound"), [({}, 0.5), ({"grad_clip": 3.0}, 3), ({"grad_norm_clipping": None}, 0.0)])
+def test_the_bound_of_maddpg_is_rllibs_default_under_either_name(config, bound):
+    values, said, _ = told_of("MADDPG", config, "TwoStepGame")
+    assert values["algo.max_grad_norm"] == bound and all(how == "mapped" for key, (how, _, _) in said.items() if key in config)
+
+
 def test_asynchronous_gradients_have_their_runner():
     config = {"optimizer_class": "AsyncGradientsOptimizer", "num_workers": 2, "buffer_size": 3000}
     for run in ("DQN", "DDPG"):
