@@ -27,6 +27,7 @@ RELEASES = yaml.safe_load((Path(__file__).parent / "rllib_tuned.yaml").read_text
 COVERED = {"0.7.0": (47, 47), "1.13": (91, 108), "2.7": (102, 122), "2.49": (38, 45)}
 # options that files of these releases set and whose effect is lost; all others are mapped, or dropped with a reason
 NOT_MAPPED = {
+    "no_done_at_end": 4,  # of SAC, whose time limits were ends
     "batch_mode": 3, "observation_fliter": 1, "evaluation_interval": 24, "input": 12, "stop.evaluation/episode_reward_mean": 1,
     "stop.evaluation/sampler_results/episode_reward_mean": 4, "stop.evaluation/env_runners/episode_return_mean": 1,
     "stop.training_iteration": 8,  # those of A2C, IMPALA, APPO and CRR, whose iterations a clock ends
@@ -805,6 +806,8 @@ LOST = [  # (run, option, value, environment, what is not mapped, a part of the 
     ("PPO", "evaluation_parallel_to_training", True, None, "evaluation_parallel_to_training", "training waits"),
     ("PPO", "custom_evaluation_function", "mine", None, "custom_evaluation_function", "rlrun.Evaluation"),
     ("PPO", "evaluation_duration", "auto", None, "evaluation_duration", "a number of games"),
+    *[(run, "no_done_at_end", False, None, "no_done_at_end", "which true approximates; false makes it an end") for run in ("PPO", "DQN", "SAC")],
+    ("IMPALA", "soft_horizon", True, None, "soft_horizon", "only the environment ends episodes"),
     ("DQN", "prioritised", True, None, "prioritised", "no such option of DQN"),
 ]  # fmt: skip
 
@@ -830,6 +833,7 @@ SAME = [  # (run, options, what rlrun's options become)
     ("IMPALA", {"opt_type": "rmsprop", "decay": 0.9}, {"algo.optimizer.kind": "rmsprop_tf", "algo.optimizer.epsilon": 0.1, "algo.optimizer.decay": 0.9}),
     ("IMPALA", {"opt_type": "rmsprop", "framework": "torch"}, {"algo.optimizer.kind": "rmsprop"}),
     ("PPO", {"horizon": None}, {}),
+    *[(run, {"horizon": 100, "no_done_at_end": True, "soft_horizon": False}, {"env.max_episode_steps": 100}) for run in ("PPO", "DQN", "DDPG")],
     ("DQN", {"per_worker_exploration": True}, {"algo.exploration.epsilon": 0.4, "algo.exploration.epsilon_min": pytest.approx(0.4**8)}),
     ("APEX", {"per_worker_exploration": False}, {"algo.inner.exploration.epsilon_min": None, "algo.inner.exploration.epsilon": {"start": 1.0, "end": 0.02, "steps": 10000}}),
     ("DQN", {"td_error_loss_fn": "mse"}, {"algo.huber_delta": None}),
@@ -928,6 +932,12 @@ def test_a_bound_on_each_tensor_is_not_one_on_the_whole_gradient(run):
 def test_the_bound_of_maddpg_is_rllibs_default_under_either_name(config, bound):
     values, said, _ = told_of("MADDPG", config, "TwoStepGame")
     assert values["algo.max_grad_norm"] == bound and all(how == "mapped" for key, (how, _, _) in said.items() if key in config)
+
+
+def test_a_horizon_is_said_to_bootstrap():
+    for env, became in (("CartPole-v1", "env.max_episode_steps=50"), ("PongNoFrameskip-v4", "env.max_frames=200")):
+        how, target, why = told_of("PPO", {"horizon": 50}, env)[1]["horizon"]
+        assert (how, target) == ("mapped", became) and "a time limit bootstraps here" in why
 
 
 def test_asynchronous_gradients_have_their_runner():
