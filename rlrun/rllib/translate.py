@@ -287,6 +287,8 @@ class Experiment(Translation):
 
     def _machinery(self) -> None:
         unseen = machinery()
+        if self.discrete:
+            self.say("normalize_actions", "dropped", why="actions are choices, which are not scaled")
         if self.offline:
             self.say("no_done_at_end", "dropped", why="nothing is sampled, and the data say where values end")
         for key in [*self.given, *self.defaults]:

@@ -32,7 +32,8 @@ NOT_MAPPED = {
     "stop.evaluation/sampler_results/episode_reward_mean": 4, "stop.evaluation/env_runners/episode_return_mean": 1,
     "stop.training_iteration": 8,  # those of A2C, IMPALA, APPO and CRR, whose iterations a clock ends
 }  # fmt: skip
-DEFAULTS_NOT_MAPPED: dict[str, int] = {}  # RLlib's defaults whose effect is lost
+# RLlib's defaults whose effect is lost: IMPALA's and APPO's memories are trained through 20 of a fragment's 50 rows
+DEFAULTS_NOT_MAPPED = {"model.max_seq_len": 4}
 
 
 @functools.cache
@@ -808,6 +809,10 @@ LOST = [  # (run, option, value, environment, what is not mapped, a part of the 
     ("PPO", "evaluation_duration", "auto", None, "evaluation_duration", "a number of games"),
     *[(run, "no_done_at_end", False, None, "no_done_at_end", "which true approximates; false makes it an end") for run in ("PPO", "DQN", "SAC")],
     ("IMPALA", "soft_horizon", True, None, "soft_horizon", "only the environment ends episodes"),
+    *[(run, "normalize_actions", False, "Pendulum-v1", "normalize_actions", "act in the environment's units") for run in ("PPO", "SAC")],
+    *[("PPO", option, False, None, option, "always shuffled|shuffled anew") for option in ("shuffle_sequences", "shuffle_batch_per_epoch")],
+    ("IMPALA", "model", {"use_lstm": True, "max_seq_len": 20}, None, "model.max_seq_len", "fragment of 50 rows, and RLlib's through 20"),
+    ("A2C", "model", {"use_lstm": True, "max_seq_len": 5}, None, "model.max_seq_len", "fragment of 20 rows, and RLlib's through 5"),
     ("DQN", "prioritised", True, None, "prioritised", "no such option of DQN"),
 ]  # fmt: skip
 
@@ -833,6 +838,9 @@ SAME = [  # (run, options, what rlrun's options become)
     ("IMPALA", {"opt_type": "rmsprop", "decay": 0.9}, {"algo.optimizer.kind": "rmsprop_tf", "algo.optimizer.epsilon": 0.1, "algo.optimizer.decay": 0.9}),
     ("IMPALA", {"opt_type": "rmsprop", "framework": "torch"}, {"algo.optimizer.kind": "rmsprop"}),
     ("PPO", {"horizon": None}, {}),
+    ("PPO", {"normalize_actions": False, "shuffle_sequences": True, "shuffle_batch_per_epoch": True}, {}),  # CartPole's actions are choices
+    ("SAC", {"normalize_actions": True, "clip_actions": True}, {}),
+    ("IMPALA", {"model": {"use_lstm": True, "max_seq_len": 50}}, {"algo.fragment_length": 50}),
     *[(run, {"horizon": 100, "no_done_at_end": True, "soft_horizon": False}, {"env.max_episode_steps": 100}) for run in ("PPO", "DQN", "DDPG")],
     ("DQN", {"per_worker_exploration": True}, {"algo.exploration.epsilon": 0.4, "algo.exploration.epsilon_min": pytest.approx(0.4**8)}),
     ("APEX", {"per_worker_exploration": False}, {"algo.inner.exploration.epsilon_min": None, "algo.inner.exploration.epsilon": {"start": 1.0, "end": 0.02, "steps": 10000}}),
