@@ -95,8 +95,9 @@ def translate(name: str, experiment: dict[str, Any], source: str) -> list[Import
     Raises UserError if rlrun does not have the algorithm or the environment, or if the experiment names none.
     """
     run = str(experiment["run"])
-    if run in LACKING:
-        raise UserError(f"{source}, {name}: rlrun has no {run}: {LACKING[run]}")
+    lacking = LACKING.get(run.removeprefix("contrib/"))
+    if lacking is not None:
+        raise UserError(f"{source}, {name}: rlrun has no {run}: {lacking}")
     if run not in RUNS:
         raise UserError(f"{source}, {name}: rlrun has no {run}.{closest(run, RUNS)}")
     for part in PARTS[2:]:

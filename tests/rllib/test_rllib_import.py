@@ -214,7 +214,7 @@ def leaves(values, path=""):
 @pytest.mark.parametrize("run", RUNS)
 def test_what_is_not_written_means_what_rllib_does(run):
     env = "Pendulum-v1" if run in ("DDPG", "TD3", "SAC", "CQL", "APEX_DDPG") else "CartPole-v1"
-    env = {"MADDPG": "TwoStepGame", "SlateQ": "InterestEvolutionRecSimEnv", "SLATEQ": "InterestEvolutionRecSimEnv"}.get(run, env)
+    env = {"MADDPG": "TwoStepGame", "contrib/MADDPG": "TwoStepGame", "SlateQ": "InterestEvolutionRecSimEnv", "SLATEQ": "InterestEvolutionRecSimEnv"}.get(run, env)
     (one,) = translate("a", {"run": run, "env": env}, "a")
     if one.algo == "dreamerv3":  # RLlib's is the algorithm of 2023, with other networks, optimisers and losses
         assert any(line.key == "model_size" and "which is of 2023" in line.why for line in one.lines)
@@ -1199,6 +1199,8 @@ def doubled(value, times, joined):
         ("x: {run: MAML, env: Pendulum-v1}", "would not start: maml learns from many tasks"),
         ("x: {run: CQL, env: CartPole-v1}", "RLlib's CQL is for continuous actions.*algo=discrete_cql"),
         ("x: {run: AlphaStar, env: Pendulum-v1}", "rlrun has no AlphaStar: it plays a league"),
+        ("x: {run: RNNSAC, env: Pendulum-v1}", "rlrun has no RNNSAC: .*algo=sac has one with model/memory=lstm"),
+        ("x: {run: contrib/RandomAgent, env: CartPole-v1}", "rlrun has no contrib/RandomAgent: it learns nothing"),
         ("x: {run: PPPO, env: Pendulum-v1}", "rlrun has no PPPO. Did you mean PPO"),
         ("x: {run: PPO}", "it names no environment"),
         ("x: {run: PG, env: a, stop: {timesteps_total: 0}}", "x: stop.timesteps_total is 0, and it must be above 0"),
