@@ -32,7 +32,7 @@ NOT_MAPPED = {
     "stop.evaluation/sampler_results/episode_reward_mean": 4, "stop.evaluation/env_runners/episode_return_mean": 1,
     "stop.training_iteration": 8,  # those of A2C, IMPALA, APPO and CRR, whose iterations a clock ends
 }  # fmt: skip
-# RLlib's defaults whose effect is lost: IMPALA's and APPO's memories are trained through 20 of a fragment's 50 rows
+# RLlib's defaults whose effect is lost: it trains IMPALA's and APPO's memories through 20 of a fragment's 50 rows
 DEFAULTS_NOT_MAPPED = {"model.max_seq_len": 4}
 
 
