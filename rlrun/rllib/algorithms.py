@@ -27,6 +27,7 @@ RUNS = {
     "QMIX": "qmix",
     "APEX_QMIX": "apex",
     "MADDPG": "maddpg",
+    "contrib/MADDPG": "maddpg",
     "ES": "es",
     "ARS": "ars",
     "BC": "bc",
@@ -55,9 +56,11 @@ LACKING = {
     "AlphaStar": "it plays a league with exploiters; algo=self_play plays against its own past",
     "DT": "it is the Decision Transformer; algo=bc, crr, cql and implicit_q learn from data too",
     "IQL": "RLlib has it in Python alone; it is algo=implicit_q here",
+    "RNNSAC": "it is SAC with a memory; algo=sac has one with model/memory=lstm and algo.sequence_length",
     "RandomAgent": "it learns nothing; an algorithm with algo.exploration.kind=random acts as it does",
 }
 DEFAULTS_OF = {
+    "contrib/MADDPG": "MADDPG",
     "SIMPLEQ": "SimpleQ",
     "APEX_DQN": "APEX",
     "RAINBOW": "DQN",

@@ -40,12 +40,6 @@ def continuous(one: Translation) -> None:
         )
         one.say("huber_threshold", "dropped", why="use_huber is false")
     _rates(one)
-    if one.core == "crr":
-        for key in ("grad_clip", "grad_norm_clipping"):
-            one.say(key, "dropped", why="RLlib's CRR does not bound its gradients")
-    bound = one.get("grad_clip", "grad_norm_clipping") if one.core != "crr" else None
-    why = "" if bound else "RLlib does not bound these gradients"
-    one.set(f"{at}.max_grad_norm", float(bound or 0.0), "grad_clip", "grad_norm_clipping", why=why)
     one.say("actor_loss_coeff", "dropped", why="Adam is independent of the loss's scale")
     one.say("critic_loss_coeff", "dropped", why="Adam is independent of the loss's scale")
 

@@ -13,7 +13,7 @@ from rlrun.core.errors import UserError
 from rlrun.core.specs import Box, Discrete
 from rlrun.envs.agent_games import AgentsConfig
 from rlrun.envs.agents import AgentsSpec, make_spec
-from rlrun.envs.names import AGENT_GAMES, family_of, known_to, resolve, zoo_names
+from rlrun.envs.names import AGENT_GAMES, OWN, family_of, known_to, resolve, zoo_names
 
 NEWER = {
     "Pendulum-v0": "Pendulum-v1",
@@ -117,7 +117,8 @@ def environment(env: str, kwargs: dict[str, Any], several: bool) -> Environment:
         family = family_of(known, needed=False)[0]
         return Environment(known, family, "", _spec(known, "{}") if family == "agents" else None)
     zoo = name.startswith("pettingzoo.")
-    if "." in name and "-v" not in name and not zoo:
+    imported = OWN.fullmatch(name) is not None  # my_package.module:Name, which is the user's own
+    if "." in name and "-v" not in name and not zoo and not imported:
         raise UserError(
             f"{env} is an environment of RLlib's own examples, which rlrun does not have (--env names another one)"
         )
@@ -126,7 +127,7 @@ def environment(env: str, kwargs: dict[str, Any], several: bool) -> Environment:
     try:
         family = family_of(made, needed=False)[0]
     except UserError as error:
-        if zoo or re.fullmatch(r"(\w+/)?[a-z][a-z0-9_]*_v\d+", name):
+        if zoo or imported or re.fullmatch(r"(\w+/)?[a-z][a-z0-9_]*_v\d+", name):
             raise UserError(f"{error} (--env names another one)") from None
         raise UserError(f"Gymnasium has no {env!r} here; --env names another one, or my_package:Name") from None
     why = "a newer version, whose returns differ a little from the old one's" if made != name and not newest else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlrun.rllib.algorithms import EVOLUTION, IMITATION, OFF_POLICY, WITH_VALUE
+from rlrun.rllib.algorithms import IMITATION, WITH_VALUE
 from rlrun.rllib.translation import Translation
 from rlrun.rllib.yaml_files import rounded
 
@@ -108,25 +108,41 @@ def _entropy(it: Translation) -> None:
 
 
 def _bound(it: Translation) -> None:
-    """Sets the bound on the gradient. RLlib's A3C sums its loss over the rows of a batch and rlrun takes the mean,
-    which matters for the bound."""
-    if it.core in (*OFF_POLICY, *EVOLUTION):
-        return  # continuous.py sets it
-    target, keys = f"{it.inner}.max_grad_norm", ("grad_clip", "grad_norm_clipping")
-    bound, key = it.get(*keys), next((key for key in keys if key in it.given), keys[0])
-    by = str(it.given.get("grad_clip_by", "global_norm"))
-    if by != "global_norm":
-        for key in ("grad_clip_by", *keys):
-            it.say(key, "not mapped", why=f"the bound is one on the norm of the whole gradient, not on {by}")
-        it.set(target, 0.0, why=f"RLlib's bound by {by} has no counterpart")
-    elif it.core in ("a2c", "a3c"):
-        rows = it.made.values[f"{it.inner}.batch_size"]
-        why = "divided by the batch, because RLlib's loss is a sum and rlrun's a mean" if bound else "null: no bound"
-        it.convert(target, key, lambda value: float(f"{float(value or 0.0) / rows:.4g}"), *keys, why=why)
+    """Sets the bound on the gradient: on its norm or, with grad_clip_by=value, on each of its numbers. RLlib's A3C sums
+    its loss over the rows of a batch and rlrun takes the mean, which matters for the bound."""
+    norm, value = f"{it.inner}.max_grad_norm", f"{it.inner}.optimizer.max_grad_value"
+    if it.misfit_of(norm, 0.0) is not None:
+        return  # the algorithm has no bound, and its table says why
+    keys = ("grad_clip", "grad_norm_clipping")
+    key = next((key for group in (it.given, it.defaults) for key in keys if key in group), keys[0])
+    if it.core == "crr":
+        for name in (*keys, "grad_clip_by"):
+            it.say(name, "dropped", why="RLlib's CRR does not bound its gradients")
+        it.set(norm, 0.0, why="RLlib does not bound these gradients")
+        return
+    bounded = any(bound is not None for bound in it.grids.get(key, [it.get(*keys)]))
+    by = str(it.given.get("grad_clip_by", "global_norm")) if bounded else "global_norm"
+    if by == "norm":
+        for name in ("grad_clip_by", *keys):
+            it.say(name, "not mapped", why="rlrun bounds the norm of the whole gradient, not that of each tensor")
+        it.set(norm, 0.0, why="RLlib's bound on the norm of each tensor has no counterpart")
+        return
+    sums = it.core in ("a2c", "a3c")
+    rows = it.made.values[f"{it.inner}.batch_size"] if sums else 1
+    why = "divided by the batch, because RLlib's loss is a sum and rlrun's a mean" if sums else ""
+    why = why if bounded else "RLlib has no bound where grad_clip is null"
+
+    def of_a_row(bound: Any) -> int | float:
+        if bound is None:
+            return 0.0
+        return float(f"{float(bound) / rows:.4g}") if sums else rounded(float(bound))
+
+    if by == "value":
+        it.set(norm, 0.0, why="grad_clip_by is value, which bounds each number of the gradient")
+        it.convert(value, key, of_a_row, *keys, "grad_clip_by", why=why)
     else:
-        why = "RLlib has no bound where grad_clip is null" if bound is None else ""
-        it.convert(target, key, lambda value: 0.0 if value is None else rounded(float(value)), *keys, why=why)
-    it.say("grad_clip_by", "dropped", why="global_norm is the only kind here")
+        it.convert(norm, key, of_a_row, *keys, why=why)
+    it.say("grad_clip_by", "dropped", why="global_norm is max_grad_norm" if bounded else "there is no bound")
 
 
 def _divergence(it: Translation) -> None:

@@ -302,7 +302,11 @@ def _lengths(one: Translation) -> None:
     elif one.offline:
         one.set(f"{one.inner}.sequence_length", int(one.get("model.max_seq_len")), "model.max_seq_len")
     elif one.core != "r2d2":
-        one.say("model.max_seq_len", "dropped", why="memory is trained through the whole fragment")
+        rows, longest = one.made.values.get(f"{one.inner}.fragment_length", 0), int(one.get("model.max_seq_len"))
+        why = f"memory is trained through the whole fragment of {rows} rows"
+        if longest < rows:
+            one.say("model.max_seq_len", "not mapped", why=f"{why}, and RLlib's through {longest}")
+        one.say("model.max_seq_len", "dropped", why=why)
 
 
 def own_net(one: Translation, net: str, groups: tuple[str, ...], widths: list[int], activation: str) -> None:

@@ -122,7 +122,6 @@ def of_slateq(one: Translation) -> None:
         "lr",
     )
     one.set(f"{at}.choice_lr", float(one.get("lr_choice_model")), "lr_choice_model")
-    one.set(f"{at}.max_grad_norm", float(one.get("grad_clip") or 0.0), "grad_clip")
     one.set(f"{at}.double", bool(one.get("double_q", default=False)), "double_q")
 
 

@@ -74,8 +74,8 @@ SHARING = ("dqn", "c51", "rainbow", "ddpg")  # off-policy algorithms whose proce
 MOST_SEEDS = 1000  # of an experiment's num_samples
 WORKERS = ("num_workers", "num_env_runners")
 LIMIT = "max_episode_steps"
-# Options whose number may be another one here; the reader is told why
-CONVERTED = ("vf_loss_coeff", "max_weight_sync_delay")
+# Options whose counterpart has another number, or is not quite the same; the reader is told why
+CONVERTED = ("vf_loss_coeff", "max_weight_sync_delay", "horizon")
 # RLlib's options of its samplers, which runs that learn from data alone do not have
 SAMPLERS = ("num_workers", "num_env_runners", "num_envs_per_worker", "num_envs_per_env_runner")
 # RLlib's optimizer_class and the runner that does the same
@@ -95,8 +95,9 @@ def translate(name: str, experiment: dict[str, Any], source: str) -> list[Import
     Raises UserError if rlrun does not have the algorithm or the environment, or if the experiment names none.
     """
     run = str(experiment["run"])
-    if run in LACKING:
-        raise UserError(f"{source}, {name}: rlrun has no {run}: {LACKING[run]}")
+    lacking = LACKING.get(run.removeprefix("contrib/"))
+    if lacking is not None:
+        raise UserError(f"{source}, {name}: rlrun has no {run}: {lacking}")
     if run not in RUNS:
         raise UserError(f"{source}, {name}: rlrun has no {run}.{closest(run, RUNS)}")
     for part in PARTS[2:]:
@@ -287,6 +288,10 @@ class Experiment(Translation):
 
     def _machinery(self) -> None:
         unseen = machinery()
+        if self.discrete:
+            self.say("normalize_actions", "dropped", why="actions are choices, which are not scaled")
+        if self.offline:
+            self.say("no_done_at_end", "dropped", why="nothing is sampled, and the data say where values end")
         for key in [*self.given, *self.defaults]:
             plain = key.rsplit(".", 1)[-1] if key.split(".")[0] in NESTED else key
             if self.offline and plain in SAMPLERS:
@@ -362,6 +367,7 @@ class Experiment(Translation):
             "observation_filter": lambda value: FILTERS[value],
             "clip_rewards": _bound,
             "max_weight_sync_delay": lambda value: int(value) * max(1, int(self.get(*WORKERS, default=0))),
+            "horizon": _plain,
         }
         if self.core in ("ppo", "ddppo"):
             special["vf_loss_coeff"] = lambda value: 2.0 * float(value)
@@ -370,7 +376,8 @@ class Experiment(Translation):
                 self.say("lr", "dropped", why="lr_schedule wins")
         if self.given.get("horizon") and self.atari:
             skip = self.made.values.get("env.frame_skip", 4)
-            frames, why = int(self.given["horizon"]) * skip, f"{skip} frames for every env step"
+            frames = int(self.given["horizon"]) * skip
+            why = f"{skip} frames for every env step; {self.table['horizon']['why']}"
             self.set("env.max_frames", frames, "horizon", why=why)
         pending = {**self.given, **{key: value for key, value in self.defaults.items() if key not in self.given}}
         for key, value in pending.items():

@@ -41,6 +41,9 @@ GROUPS = (
     "dynamics_model",
 )
 
+# Longer and deeper files are refused: an alias can stand for more than the memory of a machine holds
+LONGEST, DEEPEST = 200_000, 100
+
 # Ends the reason of an option whose grid is in the printed `rlrun sweep`
 SWEPT = "the file's head has the sweep"
 
@@ -136,11 +139,22 @@ def flow(value: Any) -> str:
 def read(text: str, source: str) -> dict[str, dict[str, Any]]:
     """Returns the experiments by name. Raises UserError if the text is not one of RLlib's tuned files."""
     try:
-        found = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        loader = yaml.SafeLoader(text)
+        node = loader.get_single_node()
+        characters, depth = (0, 0) if node is None else _extent(node, {})
+        if characters > LONGEST:  # before the values of aliases are copied
+            raise UserError(f"{source} has more than {LONGEST:,} characters where its aliases (*name) are written out")
+        if depth > DEEPEST:
+            raise RecursionError
+        found = None if node is None else loader.construct_document(node)
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: of a date that the calendar does not have
         raise UserError(f"{source} is not YAML: {str(error).splitlines()[0]}") from None
-    if _contains_itself(found, []):
-        raise UserError(f"{source} has an anchor (&name) with its own alias (*name) inside, and so it has no end")
+    except RecursionError:
+        raise UserError(f"{source} has lists or groups inside each other more than {DEEPEST} deep") from None
+    except _ContainsItself:
+        raise UserError(
+            f"{source} has an anchor (&name) with its own alias (*name) inside, and so it has no end"
+        ) from None
     if (
         not isinstance(found, dict)
         or not found
@@ -153,12 +167,31 @@ def read(text: str, source: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _contains_itself(value: Any, around: list[int]) -> bool:
-    """Tells whether a list or group contains itself. around: the identities of those that it is in."""
-    if not isinstance(value, dict | list):
-        return False
-    inside = value.values() if isinstance(value, dict) else value
-    return id(value) in around or any(_contains_itself(one, [*around, id(value)]) for one in inside)
+class _ContainsItself(Exception):
+    """A list or group is inside itself."""
+
+
+def _extent(node: yaml.Node, known: dict[int, tuple[int, int] | None]) -> tuple[int, int]:
+    """Returns (characters, depth) of a value with the values of aliases wherever they stand; a list or group is a
+    character more.
+
+    known: the results by the identities of nodes, so that each node is visited once; None for those that this one is
+    in. Raises _ContainsItself."""
+    if isinstance(node, yaml.ScalarNode):
+        return 1 + len(node.value), 0
+    if id(node) in known:
+        found = known[id(node)]
+        if found is None:
+            raise _ContainsItself
+        return found
+    known[id(node)] = None
+    inside = [one for pair in node.value for one in pair] if isinstance(node, yaml.MappingNode) else node.value
+    characters, depth = 1, 0
+    for one in inside:
+        more, deeper = _extent(one, known)
+        characters, depth = characters + more, max(depth, deeper)
+    known[id(node)] = found = (characters, depth + 1)
+    return found
 
 
 def numbers(value: Any, converts: bool = True) -> Any:

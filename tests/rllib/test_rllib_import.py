@@ -27,11 +27,13 @@ RELEASES = yaml.safe_load((Path(__file__).parent / "rllib_tuned.yaml").read_text
 COVERED = {"0.7.0": (47, 47), "1.13": (91, 108), "2.7": (102, 122), "2.49": (38, 45)}
 # options that files of these releases set and whose effect is lost; all others are mapped, or dropped with a reason
 NOT_MAPPED = {
+    "no_done_at_end": 4,  # of SAC, whose time limits were ends
     "batch_mode": 3, "observation_fliter": 1, "evaluation_interval": 24, "input": 12, "stop.evaluation/episode_reward_mean": 1,
     "stop.evaluation/sampler_results/episode_reward_mean": 4, "stop.evaluation/env_runners/episode_return_mean": 1,
     "stop.training_iteration": 8,  # those of A2C, IMPALA, APPO and CRR, whose iterations a clock ends
 }  # fmt: skip
-DEFAULTS_NOT_MAPPED: dict[str, int] = {}  # RLlib's defaults whose effect is lost
+# RLlib's defaults whose effect is lost: it trains IMPALA's and APPO's memories through 20 of a fragment's 50 rows
+DEFAULTS_NOT_MAPPED = {"model.max_seq_len": 4}
 
 
 @functools.cache
@@ -212,7 +214,7 @@ def leaves(values, path=""):
 @pytest.mark.parametrize("run", RUNS)
 def test_what_is_not_written_means_what_rllib_does(run):
     env = "Pendulum-v1" if run in ("DDPG", "TD3", "SAC", "CQL", "APEX_DDPG") else "CartPole-v1"
-    env = {"MADDPG": "TwoStepGame", "SlateQ": "InterestEvolutionRecSimEnv", "SLATEQ": "InterestEvolutionRecSimEnv"}.get(run, env)
+    env = {"MADDPG": "TwoStepGame", "contrib/MADDPG": "TwoStepGame", "SlateQ": "InterestEvolutionRecSimEnv", "SLATEQ": "InterestEvolutionRecSimEnv"}.get(run, env)
     (one,) = translate("a", {"run": run, "env": env}, "a")
     if one.algo == "dreamerv3":  # RLlib's is the algorithm of 2023, with other networks, optimisers and losses
         assert any(line.key == "model_size" and "which is of 2023" in line.why for line in one.lines)
@@ -579,6 +581,7 @@ GRIDS = [  # (run, options, the option that is a grid, what its line says, value
     ("PPO", {"model": [{"fcnet_hiddens": [8]}, {}]}, "model", ("not mapped", ""), {"model.hidden": [8]}, {}),
     ("DQN", {"exploration_config": [{"type": "SoftQ"}, {"type": "Random"}]}, "exploration_config", ("not mapped", ""), {"algo.exploration.kind": "soft_q"}, {}),
     ("A2C", {"grad_clip": [40.0, 10.0]}, "grad_clip", ("mapped", "algo.max_grad_norm=0.2"), {}, {"algo.max_grad_norm": [0.2, 0.05]}),
+    ("SAC", {"grad_clip": [40.0, 10.0]}, "grad_clip", ("mapped", "algo.max_grad_norm=40"), {}, {"algo.max_grad_norm": [40, 10]}),
     ("IMPALA", {"entropy_coeff": [0.01, -0.02]}, "entropy_coeff", ("mapped", "algo.entropy_coef=0.01"), {}, {"algo.entropy_coef": [0.01, 0.02]}),
     ("PPO", {"sample_batch_size": 200, "vf_clip_param": [1.0, 2.0]}, "vf_clip_param", ("mapped", "algo.value_clip=1.0"),
      {"algo.value_loss_clip": 0.0}, {"algo.value_clip": [1.0, 2.0]}),
@@ -815,10 +818,16 @@ LOST = [  # (run, option, value, environment, what is not mapped, a part of the 
     ("PPO", "lambda", 3.0, None, "lambda", "between 0 and 1"),
     ("PPO", "clip_rewards", [0.0, 1.0], None, "clip_rewards", "must be a number or none, sign, not .0.0, 1.0."),
     ("PPO", "clip_rewards", [1.0, -1.0], None, "clip_rewards", r"or \[the least, the largest\], not \[1.0, -1.0\]"),
-    ("PPO", "grad_clip_by", "value", None, "grad_clip_by", "norm of the whole gradient"),
+    ("IMPALA", "grad_clip_by", "norm", None, "grad_clip_by", "norm of the whole gradient, not that of each tensor"),
     ("PPO", "evaluation_parallel_to_training", True, None, "evaluation_parallel_to_training", "training waits"),
     ("PPO", "custom_evaluation_function", "mine", None, "custom_evaluation_function", "rlrun.Evaluation"),
     ("PPO", "evaluation_duration", "auto", None, "evaluation_duration", "a number of games"),
+    *[(run, "no_done_at_end", False, None, "no_done_at_end", "which true approximates; false makes it an end") for run in ("PPO", "DQN", "SAC")],
+    ("IMPALA", "soft_horizon", True, None, "soft_horizon", "only the environment ends episodes"),
+    *[(run, "normalize_actions", False, "Pendulum-v1", "normalize_actions", "act in the environment's units") for run in ("PPO", "SAC")],
+    *[("PPO", option, False, None, option, "always shuffled|shuffled anew") for option in ("shuffle_sequences", "shuffle_batch_per_epoch")],
+    ("IMPALA", "model", {"use_lstm": True, "max_seq_len": 20}, None, "model.max_seq_len", "fragment of 50 rows, and RLlib's through 20"),
+    ("A2C", "model", {"use_lstm": True, "max_seq_len": 5}, None, "model.max_seq_len", "fragment of 20 rows, and RLlib's through 5"),
     ("DQN", "prioritised", True, None, "prioritised", "no such option of DQN"),
 ]  # fmt: skip
 
@@ -847,6 +856,10 @@ SAME = [  # (run, options, what rlrun's options become)
     ("IMPALA", {"num_env_runners": 2, "enable_rl_module_and_learner": False}, {"algo.loss_reduction": "sum"}),
     ("IMPALA", {"opt_type": "rmsprop", "framework": "torch"}, {"algo.optimizer.kind": "rmsprop"}),
     ("PPO", {"horizon": None}, {}),
+    ("PPO", {"normalize_actions": False, "shuffle_sequences": True, "shuffle_batch_per_epoch": True}, {}),  # CartPole's actions are choices
+    ("SAC", {"normalize_actions": True, "clip_actions": True}, {}),
+    ("IMPALA", {"model": {"use_lstm": True, "max_seq_len": 50}}, {"algo.fragment_length": 50}),
+    *[(run, {"horizon": 100, "no_done_at_end": True, "soft_horizon": False}, {"env.max_episode_steps": 100}) for run in ("PPO", "DQN", "DDPG")],
     ("DQN", {"per_worker_exploration": True}, {"algo.exploration.epsilon": 0.4, "algo.exploration.epsilon_min": pytest.approx(0.4**8)}),
     ("APEX", {"per_worker_exploration": False}, {"algo.inner.exploration.epsilon_min": None, "algo.inner.exploration.epsilon": {"start": 1.0, "end": 0.02, "steps": 10000}}),
     ("DQN", {"td_error_loss_fn": "mse"}, {"algo.huber_delta": None}),
@@ -878,6 +891,9 @@ SAME = [  # (run, options, what rlrun's options become)
     ("PPO", {"clip_rewards": [-2, 2]}, {"algo.reward_clip": 2.0}),
     ("PPO", {"clip_rewards": 0}, {"algo.reward_clip": "none"}),
     ("IMPALA", {"grad_clip": None}, {"algo.max_grad_norm": 0.0}),
+    *[(run, {"grad_clip": 0.5, "grad_clip_by": "value"}, {"algo.max_grad_norm": 0.0, "algo.optimizer.max_grad_value": 0.5}) for run in ("PPO", "DQN", "SAC", "DDPG", "QMIX", "SlateQ")],
+    ("A2C", {"grad_clip": 40.0, "grad_clip_by": "value"}, {"algo.max_grad_norm": 0.0, "algo.optimizer.max_grad_value": 0.2}),
+    ("PPO", {"grad_clip": None, "grad_clip_by": "norm"}, {"algo.max_grad_norm": 0.0}),
     ("IMPALA", {"entropy_coeff_schedule": [[0, -0.01], [9, 0.0]]}, {"algo.entropy_coef": [[0, 0.01], [9, 0.0]]}),
     ("PPO", {"entropy_coeff": -0.01}, {"algo.entropy_coef": -0.01}),
     ("PPO", {"evaluation_interval": 2, "evaluation_config": {"explore": False}}, {"eval.greedy": True, "eval.every": 8000}),
@@ -943,6 +959,25 @@ def test_options_become_what_they_mean(run, config, wanted):
     values, said, _ = told_of(run, config)
     assert {key: values[key] for key in wanted} == wanted
     assert not [key for key, (how, _, _) in said.items() if how == "not mapped"]
+
+
+@pytest.mark.parametrize("run", ["PPO", "SAC", "TD3"])
+def test_a_bound_on_each_tensor_is_not_one_on_the_whole_gradient(run):
+    values, said, _ = told_of(run, {"grad_clip": 10.0, "grad_clip_by": "norm"})
+    assert values["algo.max_grad_norm"] == 0.0 and "algo.optimizer.max_grad_value" not in values
+    assert said["grad_clip"][0] == said["grad_clip_by"][0] == "not mapped"
+
+
+@pytest.mark.parametrize(("config", "bound"), [({}, 0.5), ({"grad_clip": 3.0}, 3), ({"grad_norm_clipping": None}, 0.0)])
+def test_the_bound_of_maddpg_is_rllibs_default_under_either_name(config, bound):
+    values, said, _ = told_of("MADDPG", config, "TwoStepGame")
+    assert values["algo.max_grad_norm"] == bound and all(how == "mapped" for key, (how, _, _) in said.items() if key in config)
+
+
+def test_a_horizon_is_said_to_bootstrap():
+    for env, became in (("CartPole-v1", "env.max_episode_steps=50"), ("PongNoFrameskip-v4", "env.max_frames=200")):
+        how, target, why = told_of("PPO", {"horizon": 50}, env)[1]["horizon"]
+        assert (how, target) == ("mapped", became) and "a time limit bootstraps here" in why
 
 
 def test_asynchronous_gradients_have_their_runner():
@@ -1135,6 +1170,26 @@ def test_a_failed_import_leaves_nothing_behind(tmp_path, monkeypatch):
         _dispatch(["import-rllib", "good.yaml", "good.yaml", "--dir", "elsewhere"])
 
 
+def test_an_environment_of_the_users_own_is_named_by_its_module(tmp_path, monkeypatch):
+    """By the command line or by the file; a module of no installed package needs --trust, and the message says so."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "walks_of_mine").mkdir()
+    (tmp_path / "walks_of_mine" / "envs.py").write_text(
+        "from gymnasium.envs.classic_control import CartPoleEnv\nclass Walk(CartPoleEnv):\n    pass\n"
+    )
+    (tmp_path / "plain.yaml").write_text("x: {run: PG, env: CartPole-v1}")
+    (tmp_path / "own.yaml").write_text("y: {run: PG, env: 'walks_of_mine.envs:Walk'}")
+    with pytest.raises(UserError, match=r"names the module walks_of_mine.envs.*--trust allows it.*--env names another"):
+        _dispatch(["import-rllib", "own.yaml", "--dir", "out", "--quiet"])
+    words = ["plain.yaml", "--env", "walks_of_mine.envs:Walk"]
+    with pytest.raises(UserError, match=r"names the module walks_of_mine.envs.*--trust allows it"):
+        _dispatch(["import-rllib", *words, "--dir", "out", "--quiet"])
+    for name, given in (("x", words), ("y", ["own.yaml"])):
+        assert _dispatch(["import-rllib", *given, "--dir", "out", "--quiet", "--trust"]) == 0
+        assert "override /env: walks_of_mine.envs:Walk" in (tmp_path / "out" / "tuned" / "pg" / f"{name}.yaml").read_text()
+
+
 def test_printed_commands_are_quoted_for_a_shell(tmp_path, capsys):
     file = tmp_path / "a.yaml"
     config = {"lr": {"grid_search": [[[0, 0.1], [9, 0.0]], 0.2]}}
@@ -1159,6 +1214,12 @@ def test_numbers_that_yaml_reads_as_text():
     }  # fmt: skip
 
 
+def doubled(value, times, joined):
+    """An experiment that is `value` twice, twice again and so on, by aliases. joined: how to write one twice."""
+    steps = [f"a{n}: &a{n} {joined.replace('*', f'*a{n - 1}')}" for n in range(1, times + 1)]
+    return f"x: {{run: PPO, env: a, config: {{a0: &a0 {value}, {', '.join(steps)}}}}}"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -1167,9 +1228,16 @@ def test_numbers_that_yaml_reads_as_text():
         ("", "is not one of RLlib's tuned files"),
         ("x: {run: PPO, env: CartPole-v1, config: &a {model: *a}}", "has an anchor .* with its own alias"),
         ("x: &a {run: PPO, env: CartPole-v1, config: {n_step: [1, *a]}}", "has an anchor .* with its own alias"),
+        (doubled("[1]", 18, "[*, *]"), "more than 200,000 characters where its aliases"),
+        (doubled("{lr: 1}", 18, "{<<: [*, *]}"), "more than 200,000 characters where its aliases"),
+        (doubled("[1]", 120, "[*]"), "inside each other more than 100 deep"),
+        (f"x: {{run: PPO, env: a, config: {'[' * 600}{']' * 600}}}", "inside each other more than 100 deep"),
+        ("x: {run: PPO, env: a, config: {seed: 2020-13-45}}", "is not YAML: month must be"),
         ("x: {run: MAML, env: Pendulum-v1}", "would not start: maml learns from many tasks"),
         ("x: {run: CQL, env: CartPole-v1}", "RLlib's CQL is for continuous actions.*algo=discrete_cql"),
         ("x: {run: AlphaStar, env: Pendulum-v1}", "rlrun has no AlphaStar: it plays a league"),
+        ("x: {run: RNNSAC, env: Pendulum-v1}", "rlrun has no RNNSAC: .*algo=sac has one with model/memory=lstm"),
+        ("x: {run: contrib/RandomAgent, env: CartPole-v1}", "rlrun has no contrib/RandomAgent: it learns nothing"),
         ("x: {run: PPPO, env: Pendulum-v1}", "rlrun has no PPPO. Did you mean PPO"),
         ("x: {run: PPO}", "it names no environment"),
         ("x: {run: PG, env: a, stop: {timesteps_total: 0}}", "x: stop.timesteps_total is 0, and it must be above 0"),
