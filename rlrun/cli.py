@@ -120,14 +120,15 @@ def printable(error: BaseException | str) -> str:
 def check_words(words: list[str]) -> None:
     """Raises UserError for a word that is no option of a run, or has no value."""
     from rlrun.config.foreign import names_hydra
+    from rlrun.config.words import refuse_empty
 
     for word in words:
         if word in ("-m", "--multirun"):
             raise UserError(
                 f"{word}: use `rlrun sweep` for several runs; it shares this machine among them and can be resumed"
             )
-        if word.endswith("=") and word.count("=") == 1 and not word.startswith("-"):
-            raise UserError(f"{word} has no value; a shell variable behind it may not be set")
+        if not word.startswith("-"):
+            refuse_empty(word)
         if word.startswith("--") and word.split("=")[0] not in FLAGS:
             raise UserError(
                 f"{word} is not a flag: options are key=value, such as algo.lr=3e-4; rlrun train --help lists them"

@@ -162,9 +162,13 @@ def test_bad_input_is_a_sentence(words, said):
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_value_that_is_cut_off_is_a_sentence():
-    with pytest.raises(UserError, match=r"episodes=\[: the value cannot be read; a bracket or a quote may be missing"):
-        parse_assignments(["episodes=["])
+@pytest.mark.parametrize("word, said", [
+    ("episodes=[", r"^episodes=\[: the value cannot be read; a bracket or a quote may be missing$"),
+    ("eval.every=", "^eval.every= has no value; a shell variable behind it may not be set$"),
+])  # fmt: skip
+def test_a_value_that_is_cut_off_or_missing_is_a_sentence(word, said):
+    with pytest.raises(UserError, match=said):
+        parse_assignments(["seed=null", word])
 
 
 def test_the_exit_code_is_2_and_no_traceback_is_shown():
