@@ -10,6 +10,7 @@ import re
 import site
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -298,15 +299,20 @@ def take_flags(words: list[str], kinds: dict[str, type]) -> tuple[dict[str, Any]
             found[name] = True
             continue
         if not equals:
-            if not given:
-                raise UserError(f"{name} needs a value")
-            value = given.pop(0)
+            value = given.pop(0) if given else ""
+        if not value:
+            raise UserError(f"{name} needs a value")
         read = number(value) if kind in (int, float) else None
         try:
             found[name] = kind(value if read is None or isinstance(read, float) else read)
         except ValueError:
             raise UserError(f"{name} {value}: this is not a {'whole number' if kind is int else 'number'}") from None
     return found, rest
+
+
+def flags_given(flags: dict[str, Any], names: Sequence[str]) -> list[str]:
+    """Returns those of these names whose flags, as take_flags returns them, were given, be it with the value 0."""
+    return [name for name in names if flags[name] is not None and flags[name] is not False]
 
 
 def run_dir_argument(words: list[str], command: str) -> tuple[Path, list[str]]:

@@ -172,6 +172,7 @@ def test_numbers_of_numpy_and_tuples_are_values_everywhere(tmp_path):
         ({"timeout": "1h"}, "timeout must be a number, not '1h'"),
         ({"trials": 2.5}, r"trials must be a whole number, not 2\.5"),
         ({"prune": 1}, "prune must be True or False, not 1"),
+        ({"search": ""}, "search must not be an empty text"),
         ({"jobs": np.int64(0)}, "--jobs must be at least 1"),
     ),
 )
