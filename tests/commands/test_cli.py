@@ -125,6 +125,9 @@ BAD = [
     (["benchmark", "replay", "algo=ppo"], "algo=ppo has no replay"),
     (["benchmark", "replay", "capacity=inf"], "must be numbers of rows"),
     (["benchmark", "replay", "--json=/nowhere/x.json"], "there is no such folder"),
+    (["benchmark", "throughput", *CARTPOLE[1:], "--json", "/"], "this is not the name of a file"),
+    (["benchmark", "throughput", *CARTPOLE[1:], "seconds=nan"], "seconds must be a number of at least 5"),
+    (["benchmark", "throughput", "--all", "seconds=inf"], "seconds must be a number of at least 5"),
     (["benchmark", "tuned", "pg/*", "--json=/nowhere/x.json", "--dry-run"], "there is no such folder"),
     (["benchmark", "tuned", "pg/*", "--json=/tmp", "--dry-run"], "this is not the name of a file"),
 ]
