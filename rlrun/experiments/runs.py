@@ -255,11 +255,13 @@ def metrics(runs: Sequence[SavedRun]) -> list[str]:
 
 
 def check_metric(name: str, runs: Sequence[SavedRun]) -> str:
-    """The full name of a metric, such as sample/return_mean for return_mean. UserError where no run has it."""
+    """The full name of a metric, such as sample/return_mean for return_mean. UserError where no run has it.
+
+    Of several that fit, it is the first that has a number, as eval/return_mean of runs that learn from data alone."""
     known = metrics(runs)
     fitting = [one for one in known if one == name or one.split("/", 1)[-1] == name]
     if not fitting:
         raise UserError(
             f"There is no metric {name!r} in these runs.{closest(name, known)} There are: {', '.join(sorted(known))}"
         )
-    return fitting[0]
+    return next((one for one in fitting if any(len(run.series(one)[0]) for run in runs)), fitting[0])

@@ -13,7 +13,7 @@ from conftest import compose
 from rlrun.cli import _dispatch
 from rlrun.core.errors import UserError
 from rlrun.core.run_lock import RunLock
-from rlrun.experiments.runs import differing, find, groups, telling
+from rlrun.experiments.runs import check_metric, differing, find, groups, telling
 
 BASE = ("algo=pg", "env=CartPole-v1", "logger=[]")
 
@@ -39,6 +39,16 @@ def runs(tmp_path):
         saved(tmp_path / "all" / f"fast-{seed}", *BASE, f"seed={seed}", "algo.lr=0.1", returns=(5.0, 6.0, 7.0))
     saved(tmp_path / "all" / "a2c", "algo=a2c", *BASE[1:], returns=(1.0,))
     return tmp_path / "all"
+
+
+def test_a_metric_s_short_name_means_one_that_has_numbers(tmp_path):
+    """A run that learns from data has sample/return_mean in every row, without a number."""
+    folder = saved(tmp_path / "run", *BASE, returns=(None, None))
+    rows = [json.loads(line) | {"eval/return_mean": 5.0} for line in (folder / "progress.jsonl").read_text().splitlines()]
+    (folder / "progress.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    runs = find([str(folder)])
+    assert check_metric("return_mean", runs) == "eval/return_mean"
+    assert check_metric("sample/return_mean", runs) == "sample/return_mean" and check_metric("loss", runs) == "learn/loss"
 
 
 def test_runs_that_differ_in_their_seed_alone_are_one_group(runs):
