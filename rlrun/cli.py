@@ -29,9 +29,9 @@ FLAGS = (
     "--package",
     "--info",
     "--version",
-    "--shell-completion",
     "--json",
 )
+BESIDE_CFG = ("--package", "-p", "--resolve")
 SHORT_FLAGS = ("-h", "-c", "-p", "-i", "-sc")
 
 
@@ -176,6 +176,9 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
     words = [f"++{word}" if THEIRS.match(word) else word for word in words]
     words = [f"+{word}" if word.startswith("algo@algo.options.") else word for word in words]
     shown = shown_config(words)
+    beside = next((word for word in words if word.split("=")[0] in BESIDE_CFG), None)
+    if beside is not None and not any(word.split("=")[0] in ("--cfg", "-c") for word in words):
+        raise UserError(f"{beside} changes what --cfg job prints, and does nothing without it")
     flags = [word for word in words if word.startswith("-")]
     try:
         if flags and shown is None:
@@ -289,7 +292,8 @@ def take_flags(words: list[str], kinds: dict[str, type]) -> tuple[dict[str, Any]
         name, equals, value = word.partition("=")
         if name not in kinds:
             if name.startswith("--"):
-                raise UserError(f"There is no flag {name} here.{closest(name, kinds)} There are {', '.join(kinds)}.")
+                known = f"There are {', '.join(kinds)}." if kinds else "This command takes no flags."
+                raise UserError(f"There is no flag {name} here.{closest(name, kinds)} {known}")
             rest.append(word)
             continue
         kind = kinds[name]
