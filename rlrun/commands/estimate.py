@@ -80,6 +80,8 @@ class EstimateOptions:
     def methods(self) -> tuple[str, ...]:
         """Raises UserError if there is no such method."""
         names = self.method.split(",") if isinstance(self.method, str) else self.method
+        if not names:
+            raise UserError(f"method=[] asks for no estimate: name some of {', '.join(METHODS)}")
         for name in names:
             if name not in METHODS:
                 raise UserError(f"method must be some of {', '.join(METHODS)}, not {name!r}.{closest(name, METHODS)}")
