@@ -276,13 +276,15 @@ def _run_dir(given: Any) -> Path:
 
 
 def _of_kind(flag: str, value: Any, kind: type) -> Any:
-    """The value of a flag of the command. Raises UserError if it is of another kind."""
+    """The value of a flag of the command. Raises UserError if it is of another kind, or an empty text."""
     if value is None or (kind is bool and isinstance(value, bool)):
         return value
     fits = (int, float) if kind is float else kind
     if isinstance(value, bool) or not isinstance(value, fits):
         names = {int: "a whole number", float: "a number", str: "a text", bool: "True or False"}
         raise UserError(f"{flag.lstrip('-')} must be {names[kind]}, not {value!r}")
+    if value == "":
+        raise UserError(f"{flag.lstrip('-')} must not be an empty text")
     return value
 
 

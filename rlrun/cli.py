@@ -10,6 +10,7 @@ import re
 import site
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,9 @@ FLAGS = (
     "--package",
     "--info",
     "--version",
-    "--shell-completion",
     "--json",
 )
+BESIDE_CFG = ("--package", "-p", "--resolve")
 SHORT_FLAGS = ("-h", "-c", "-p", "-i", "-sc")
 
 
@@ -120,14 +121,15 @@ def printable(error: BaseException | str) -> str:
 def check_words(words: list[str]) -> None:
     """Raises UserError for a word that is no option of a run, or has no value."""
     from rlrun.config.foreign import names_hydra
+    from rlrun.config.words import refuse_empty
 
     for word in words:
         if word in ("-m", "--multirun"):
             raise UserError(
                 f"{word}: use `rlrun sweep` for several runs; it shares this machine among them and can be resumed"
             )
-        if word.endswith("=") and word.count("=") == 1 and not word.startswith("-"):
-            raise UserError(f"{word} has no value; a shell variable behind it may not be set")
+        if not word.startswith("-"):
+            refuse_empty(word)
         if word.startswith("--") and word.split("=")[0] not in FLAGS:
             raise UserError(
                 f"{word} is not a flag: options are key=value, such as algo.lr=3e-4; rlrun train --help lists them"
@@ -174,6 +176,9 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
     words = [f"++{word}" if THEIRS.match(word) else word for word in words]
     words = [f"+{word}" if word.startswith("algo@algo.options.") else word for word in words]
     shown = shown_config(words)
+    beside = next((word for word in words if word.split("=")[0] in BESIDE_CFG), None)
+    if beside is not None and not any(word.split("=")[0] in ("--cfg", "-c") for word in words):
+        raise UserError(f"{beside} changes what --cfg job prints, and does nothing without it")
     flags = [word for word in words if word.startswith("-")]
     try:
         if flags and shown is None:
@@ -287,7 +292,8 @@ def take_flags(words: list[str], kinds: dict[str, type]) -> tuple[dict[str, Any]
         name, equals, value = word.partition("=")
         if name not in kinds:
             if name.startswith("--"):
-                raise UserError(f"There is no flag {name} here.{closest(name, kinds)} There are {', '.join(kinds)}.")
+                known = f"There are {', '.join(kinds)}." if kinds else "This command takes no flags."
+                raise UserError(f"There is no flag {name} here.{closest(name, kinds)} {known}")
             rest.append(word)
             continue
         kind = kinds[name]
@@ -297,15 +303,20 @@ def take_flags(words: list[str], kinds: dict[str, type]) -> tuple[dict[str, Any]
             found[name] = True
             continue
         if not equals:
-            if not given:
-                raise UserError(f"{name} needs a value")
-            value = given.pop(0)
+            value = given.pop(0) if given else ""
+        if not value:
+            raise UserError(f"{name} needs a value")
         read = number(value) if kind in (int, float) else None
         try:
             found[name] = kind(value if read is None or isinstance(read, float) else read)
         except ValueError:
             raise UserError(f"{name} {value}: this is not a {'whole number' if kind is int else 'number'}") from None
     return found, rest
+
+
+def flags_given(flags: dict[str, Any], names: Sequence[str]) -> list[str]:
+    """Returns those of these names whose flags, as take_flags returns them, were given, be it with the value 0."""
+    return [name for name in names if flags[name] is not None and flags[name] is not False]
 
 
 def run_dir_argument(words: list[str], command: str) -> tuple[Path, list[str]]:

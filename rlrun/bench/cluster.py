@@ -51,9 +51,9 @@ def main(words: list[str]) -> int:
     file = default_folder() / "cluster" / "impala_pong.json"
     if "--json" in words:
         at = words.index("--json")
-        if at + 1 >= len(words):
+        file = Path("".join(words[at + 1 : at + 2]))
+        if file.is_dir():  # as the current folder is, where no name is given
             raise UserError("--json needs a file name")
-        file = Path(words[at + 1])
         words = words[:at] + words[at + 2 :]
     given = parse_assignments(words)
     if modes == ["--measure"]:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rlrun.bench.arguments import check_results_file, check_seconds, write_results
 from rlrun.cli import compose, take_flags
 from rlrun.core.errors import UserError, closest
 from rlrun.experiments.view import text_table
@@ -245,9 +246,8 @@ def main(words: Sequence[str], measure: Callable[[Sequence[str], float], dict[st
         print(__doc__)
         return 0
     flags, rest = take_flags(list(words), FLAGS)
-    seconds = flags["--seconds"] or 8.0
-    if seconds < 5:
-        raise UserError("--seconds must be at least 5: the first rows of a run do not show its speed")
+    seconds = 8.0 if flags["--seconds"] is None else flags["--seconds"]
+    check_seconds(seconds, "--seconds")
     chosen = (flags["--axes"] or ",".join(TITLES)).split(",")
     for name in chosen:
         if name not in TITLES:
@@ -258,8 +258,8 @@ def main(words: Sequence[str], measure: Callable[[Sequence[str], float], dict[st
         if not any(word.startswith((f"{name}=", "tuned=")) for word in rest):
             rest.append(f"{name}={default}")
     for flag in ("--json", "--plot"):
-        if flags[flag] and not Path(flags[flag]).resolve().parent.is_dir():
-            raise UserError(f"{flag} {flags[flag]}: there is no folder {Path(flags[flag]).resolve().parent}")
+        if flags[flag] is not None:
+            check_results_file(flags[flag], flag)
     if flags["--plot"] and Path(flags["--plot"]).suffix not in (".png", ".svg"):
         raise UserError(f"--plot {flags['--plot']}: the name must end with .png or .svg")
     found = axes(setting_of(rest))
@@ -282,9 +282,7 @@ def main(words: Sequence[str], measure: Callable[[Sequence[str], float], dict[st
     for name in chosen:
         print("\n" + table(TITLES[name], results[name]), flush=True)
     if flags["--json"]:
-        Path(flags["--json"]).write_text(
-            json.dumps({"command": ["rlrun", "benchmark", "growth", *words], "axes": results}, indent=1) + "\n"
-        )
+        write_results({"command": ["rlrun", "benchmark", "growth", *words], "axes": results}, flags["--json"])
     if flags["--plot"]:
         from rlrun.bench import charts
 

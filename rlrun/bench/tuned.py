@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import fnmatch
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,10 +18,10 @@ from typing import Any, NamedTuple
 import torch
 import yaml
 
+from rlrun.bench.arguments import check_results_file, write_results
 from rlrun.bench.reproduce import number, same_options
 from rlrun.cli import take_flags
 from rlrun.config.paths import options, root
-from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError, closest
 from rlrun.experiments.jobs import Fixed, Pool, check_timeout
 from rlrun.experiments.outcomes import DONE, Outcome, TrainingJob, known
@@ -155,23 +154,12 @@ def main(words: Sequence[str]) -> int:
         )
     )
     if json_file is not None:
-        write_atomically(Path(json_file), json.dumps(results, indent=1) + "\n")
+        write_results(results, json_file)
     missed = sum(result["verdict"] != "pass" for result in results)
     print(f"{len(results) - missed} of {len(results)} bars met")
     if pool.signal is not None:
         return 128 + pool.signal
     return 1 if missed else 0
-
-
-def check_results_file(name: str) -> None:
-    """UserError where the results could not be written to this file after the runs."""
-    file = Path(name).absolute()
-    if not file.parent.is_dir():
-        raise UserError(f"--json {name}: there is no such folder")
-    if not name or (file.exists() and not file.is_file()):
-        raise UserError(f"--json {name!r}: this is not the name of a file")
-    if not os.access(file.parent, os.W_OK):
-        raise UserError(f"--json {name}: the folder cannot be written to")
 
 
 def left_by(job: TrainingJob) -> Outcome:

@@ -16,14 +16,13 @@ growth --help, reproduce-tables --help, tuned --help and cluster --help describe
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
 from typing import Any
 
+from rlrun.bench.arguments import check_results_file, check_seconds, write_results
 from rlrun.cli import compose
 from rlrun.core.errors import UserError, closest
 from rlrun.core.numbers import number
 
-SHORTEST = 5.0  # seconds of a measurement of throughput
 OTHERS = {
     "growth": "rlrun.bench.growth",
     "reproduce-tables": "rlrun.bench.reproduce",
@@ -52,8 +51,7 @@ def main(words: list[str]) -> int:
         json_file = json_file if equals else "".join(words[at + 1 : at + 2])
         if not json_file:
             raise UserError("--json needs a file name")
-        if not Path(json_file).absolute().parent.is_dir():
-            raise UserError(f"--json {json_file}: there is no such folder")
+        check_results_file(json_file)
         words = words[:at] + words[at + (1 if equals else 2) :]
     if kind == "replay":
         return replay(words, json_file)
@@ -66,12 +64,11 @@ def main(words: list[str]) -> int:
             seconds = float(word.partition("=")[2])
         except ValueError:
             raise UserError(f"{word}: seconds must be a number") from None
-    if seconds < SHORTEST:
-        raise UserError(f"seconds must be at least {SHORTEST:g}: the first rows of a run do not show its speed")
+    check_seconds(seconds)
     if each:
         from rlrun.bench.throughput_all import measure_all
 
-        measure_all(words, seconds, lambda results: write(results, json_file))
+        measure_all(words, seconds, lambda results: keep(results, json_file))
         return 0
 
     def job(cfg: Any, choices: dict[str, Any]) -> int:
@@ -89,17 +86,15 @@ def main(words: list[str]) -> int:
         )
         result = measure(type_config(values), seconds, lambda line: print(f"  {line}", flush=True))
         print(table(result))
-        write(result, json_file)
+        keep(result, json_file)
         return 0
 
     return compose(words, job)
 
 
-def write(result: dict[str, Any], json_file: str | None) -> None:
+def keep(result: dict[str, Any], json_file: str | None) -> None:
     if json_file:
-        import json
-
-        Path(json_file).write_text(json.dumps(result, indent=1) + "\n")
+        write_results(result, json_file)
 
 
 def replay(words: list[str], json_file: str | None) -> int:
@@ -134,7 +129,7 @@ def replay(words: list[str], json_file: str | None) -> int:
             )
         result = measure(config, sizes)
         print(table(result))
-        write(result, json_file)
+        keep(result, json_file)
         return 0
 
     return compose(["algo=dqn", "env=CartPole-v1", *words], job)

@@ -93,6 +93,8 @@ class EstimateOptions:
         """Raises UserError if there is no such method."""
         asked = USUAL if self.method is None else self.method
         names = asked.split(",") if isinstance(asked, str) else asked
+        if not names:
+            raise UserError(f"method=[] asks for no estimate: name some of {', '.join(METHODS)}")
         for name in names:
             if name not in METHODS:
                 raise UserError(f"method must be some of {', '.join(METHODS)}, not {name!r}.{closest(name, METHODS)}")

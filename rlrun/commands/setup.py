@@ -24,6 +24,10 @@ def main(words: list[str]) -> int:
         if name not in known:
             raise UserError(f"There is no extra {name!r}.{closest(name, known)} rlrun setup lists all.")
     if not names:
+        if flags["--plan"]:
+            raise UserError(
+                "--plan prints the command that installs extras: name them, as in rlrun setup mujoco --plan"
+            )
         for name in known:
             print(f"{'yes' if is_installed(name) else 'no':<4}{name:<12} {WHAT.get(name, '')}".rstrip())
         print(f"\nyes: installed. {typed_as()} setup NAME ... installs others.")

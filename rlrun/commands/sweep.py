@@ -36,7 +36,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlrun.cli import take_flags
+from rlrun.cli import flags_given, take_flags
 from rlrun.commands.sweep_check import JobCheck, check_fractions
 from rlrun.core.errors import UserError, closest
 
@@ -75,10 +75,8 @@ def main(words: list[str]) -> int:
     flags, words = take_flags(words, FLAGS)
     check_flags(flags)
     if flags["--resume"] is not None:
-        changed = [
-            *words,
-            *(flag for flag in ("--search", "--trials", "--every", "--prune", "--dir", "--config-dir") if flags[flag]),
-        ]
+        fixed = ("--search", "--trials", "--every", "--prune", "--dir", "--config-dir")
+        changed = [*words, *flags_given(flags, fixed)]
         if changed:
             raise UserError(f"--resume goes on with the sweep as it was, and {changed[0]} would change it")
         return resume(Path(flags["--resume"]), flags)
@@ -120,12 +118,11 @@ def begin(words: list[str], flags: dict[str, Any]) -> int:
     own += ["--trust"] if flags["--trust"] else []
     if flags["--search"] is not None:
         return search(words, space, own, flags)
-    for flag in ("--trials", "--prune", "--every"):
-        if flags[flag]:
-            raise UserError(
-                f"{flag} is for --search"
-                f" {'pbt' if flag == '--every' else 'random|tpe|pbt' if flag == '--trials' else 'random|tpe'}"
-            )
+    for flag in flags_given(flags, ("--trials", "--prune", "--every")):
+        raise UserError(
+            f"{flag} is for --search"
+            f" {'pbt' if flag == '--every' else 'random|tpe|pbt' if flag == '--trials' else 'random|tpe'}"
+        )
     if space.intervals:
         key = next(iter(space.intervals))
         raise UserError(

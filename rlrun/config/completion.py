@@ -108,12 +108,12 @@ def suggestions(line: str) -> list[str]:
     group, equals, value = current.partition("=")
     if not equals:
         keys = {key + "=" for key in known_keys(chosen_algorithm(words)) if key not in GROUPS and key != "env"} | {
-            f"{g}=" for g in (*GROUPS, "env", "logger", "model/memory")
+            f"{g}=" for g in (*GROUPS, "env")
         }
         return sorted(key for key in keys if key.startswith(current) and not _is_group(key, keys))
     if group == "env":
         return _environments(value)
-    if group in (*GROUPS, "logger", "model/memory"):
+    if group in GROUPS:
         return [f"{group}={name}" for name in options(group) if name.startswith(value)]
     return []
 

@@ -19,7 +19,7 @@ from rlrun.config.paths import (
 )
 from rlrun.core.errors import UserError, closest
 
-GROUPS = ("algo", "logger", "model", "replay", "resources", "runner", "tuned")
+GROUPS = ("algo", "logger", "model", "model/memory", "replay", "resources", "runner", "tuned")
 # Dictionaries of the user's own keys, which may be taken away again.
 THEIRS = re.compile(
     r"(env\.kwargs|data\.path|model\.encoder_kwargs|algo\.(inner\.)?exploration\.kwargs|algo\.fixed|algo\.options)(\.|=\{)"
@@ -48,6 +48,10 @@ def check_groups(words: list[str], folder: Path | None = None) -> None:
             ".." in value and any((place / group).is_dir() for place in (root() / "conf", root(), folder) if place)
         ):
             raise UserError(f"{word}: name a file of the group {group}, without its folder; --config-dir adds a folder")
+        if equals and not group:
+            raise UserError(f"{word!r} is not of the form key=value{with_keys(words)}")
+        if value[:1] == "[":
+            _check_list(word, group)
         if not equals or "," in value or value[:1] == "[" or value in ("", "null", "???"):
             continue
         own = files(folder / group) if folder is not None else []
@@ -58,10 +62,29 @@ def check_groups(words: list[str], folder: Path | None = None) -> None:
 
             if value == CRAFTER or value not in FAMILIES:
                 family_of(value, asked_family(words))
-        elif group in GROUPS or group == "model/memory":
+        elif group in GROUPS:
             known = [*options(group), *own]
             if value not in known:
                 raise UserError(f"There is no {group} {value!r}.{closest(value, known)} There are: {', '.join(known)}")
+
+
+def _check_list(word: str, group: str) -> None:
+    """Raises UserError for a list of loggers that are not names, and for a list of any other group's choices, because
+    Hydra would take the last of them without a word."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import QuotedString
+    from hydra.errors import HydraException
+
+    key = word.partition("=")[0].lstrip("+")
+    if group == "logger":
+        try:
+            names = OverridesParser.create().parse_override(word).value()
+        except HydraException:
+            return  # composing says what cannot be read
+        if isinstance(names, list) and not all(isinstance(name, str | QuotedString) for name in names):
+            raise UserError(f"{word}: a list of loggers holds names, such as logger=[{','.join(options('logger'))}]")
+    elif group in (*GROUPS, "env"):
+        raise UserError(f"{word}: {key}= takes one name, without brackets; rlrun sweep takes several, as in {key}=A,B")
 
 
 def asked_family(words: list[str]) -> str | None:

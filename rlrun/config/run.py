@@ -18,7 +18,7 @@ from rlrun.core.duties import CheckpointConfig, StopConfig
 from rlrun.core.errors import UserError, closest
 from rlrun.core.evaluations import EvalConfig
 from rlrun.core.numbers import whole_number
-from rlrun.core.ranges import Count, NotNegative, Positive
+from rlrun.core.ranges import Count, NotNegative, Positive, Text
 from rlrun.datasets.options import DataConfig
 from rlrun.envs import registry
 from rlrun.loggers.imagined import ImagineConfig
@@ -56,14 +56,14 @@ class RunConfig:
 
     seed: Annotated[int, NotNegative]
     env_steps: Annotated[int, Count]
-    run_dir: str | None
-    runs_root: str
+    run_dir: Annotated[str, Text] | None
+    runs_root: Annotated[str, Text]
     log_every_sec: Annotated[float, Positive] | None
     log_every_steps: Literal["auto"] | Annotated[int, Count] | None
     episode_window: Annotated[int, Count]
     data: DataConfig
-    record: str | None
-    init: str | None
+    record: Annotated[str, Text] | None
+    init: Annotated[str, Text] | None
     callbacks: tuple[str, ...]
     algo: Any
     env: Any

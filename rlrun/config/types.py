@@ -20,9 +20,10 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 import yaml
 from omegaconf import OmegaConf
 
+from rlrun.config.words import refuse_empty
 from rlrun.core.errors import UserError, closest
 from rlrun.core.numbers import hint, whole_number
-from rlrun.core.ranges import Range
+from rlrun.core.ranges import NotEmpty, Range
 from rlrun.core.schedule import Schedule
 
 T = TypeVar("T")
@@ -124,7 +125,7 @@ def _convert(kind: Any, value: Any, path: str) -> Any:
     if origin is Annotated:
         converted = _convert(args[0], value, path)
         for wanted in args[1:]:
-            if isinstance(wanted, Range) and converted not in wanted:
+            if isinstance(wanted, Range | NotEmpty) and converted not in wanted:
                 raise ConfigError(f"{path} must be {wanted}, not {value!r}")
         return converted
     if origin in (typing.Union, types.UnionType):
@@ -268,12 +269,13 @@ def parse_assignments(words: list[str]) -> dict[str, Any]:
     """Turns ["episodes=2", "a.b=x"] into {"episodes": 2, "a.b": "x"}. Values are read as YAML, but
     numbers with zeros in front as decimal ones.
 
-    Raises UserError for a word without `=`, and for a value that is not YAML."""
+    Raises UserError for a word without `=`, without a value, or with one that is not YAML."""
     made = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key:
             raise UserError(f"{word!r} is not of the form key=value")
+        refuse_empty(word)
         if re.fullmatch(r"0\d+", value):  # the name of a checkpoint's folder; YAML would read 010 as 8
             made[key] = int(value)
             continue

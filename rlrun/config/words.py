@@ -1,4 +1,4 @@
-"""Turns options that Python gives, as values and nested dictionaries, into words of the command line."""
+"""Words of the command line: those that options from Python become, and those that say no value."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ _PLAIN = re.compile(r"[A-Za-z_./@:+-][A-Za-z0-9_./@:+-]*")  # texts that need no
 _UNQUOTED = re.compile(r"[A-Za-z0-9_./@:+-]+")  # texts that Hydra reads as texts if they are no numbers nor _WORDS
 _NUMBER = re.compile(r"\d[\d_]*(\.\d+)?[kKMGB]?")  # 200k, which an option may read as a number
 _WORDS = ("true", "false", "null", "yes", "no", "on", "off", "nan", "inf", "-inf", "+inf")  # Hydra reads them as values
+
+
+def refuse_empty(word: str) -> None:
+    """Raises UserError for a word such as env_steps=, which an empty shell variable leaves; null is a value."""
+    if word.endswith("=") and word.count("=") == 1:
+        raise UserError(f"{word} has no value; a shell variable behind it may not be set")
 
 
 def words_of(options: Mapping[str, Any]) -> list[str]:

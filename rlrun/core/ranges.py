@@ -1,8 +1,8 @@
 """Named ranges of options for use in types: `discount: Annotated[float, Share]`, `every: Annotated[int, Count] | None`.
 
 config/types.py checks ranges wherever they occur in a type, and its message names the option. A Schedule is within a
-range if all of its values are. Checks that involve several options are in `__post_init__` instead. A config that is
-made in Python, and not by `typed()`, is not checked."""
+range if all of its values are; `Text` is for texts that must not be empty. Checks that involve several options are in
+`__post_init__` instead. A config that is made in Python, and not by `typed()`, is not checked."""
 
 from __future__ import annotations
 
@@ -44,6 +44,18 @@ class Range:
         return " and ".join(said)
 
 
+@dataclass(frozen=True)
+class NotEmpty:
+    """Texts of at least one character. A shell variable that is not set would leave an empty one."""
+
+    def __contains__(self, value: str) -> bool:
+        return value != ""
+
+    def __str__(self) -> str:
+        return "a text that is not empty"
+
+
+Text = NotEmpty()
 Count = Range(1)  # a number of things of which there must be at least one
 NotNegative = Range(0)
 Positive = Range(0, above_lowest=True)

@@ -149,10 +149,16 @@ def test_the_command_measures_prints_and_draws(tmp_path, monkeypatch, capsys):
     [
         (["--axes", "sampler"], "Did you mean samplers"),
         (["--seconds", "2"], "at least 5"),
+        (["--seconds", "0"], "at least 5"),
+        (["--seconds", "nan"], "at least 5"),
+        (["--seconds", "inf"], "a number of at least 5"),
+        (["--axes", ""], "--axes needs a value"),
+        (["--plot="], "--plot needs a value"),
         (["algo=es", "env=CartPole-v1"], "has none of these axes"),
         (["algo=ddppo", "env=CartPole-v1", "--axes", "envs,learners"], "every process of this algorithm learns"),
         (["algo=impala", "env=Pongg"], "Did you mean Pong"),
-        (["env=CartPole-v1", "--json", "/nowhere/g.json"], "there is no folder /nowhere"),
+        (["env=CartPole-v1", "--json", "/nowhere/g.json"], "--json /nowhere/g.json: there is no such folder"),
+        (["env=CartPole-v1", "--json", "/"], "--json '/': this is not the name of a file"),
         (["env=CartPole-v1", "--plot", "g.gif"], "must end with .png or .svg"),
     ],
 )

@@ -10,11 +10,12 @@ from conftest import small
 
 from rlrun.bench import parts as bench_parts
 from rlrun.bench import throughput_all
+from rlrun.bench.arguments import write_results
 from rlrun.bench.parts import PartsOfRows, updates_per_row
 from rlrun.bench.throughput import _Rows, _sampler_time, bound_of
 from rlrun.cli import _dispatch
 from rlrun.config.paths import options
-from rlrun.core.errors import UserError
+from rlrun.core.errors import RunFailed, UserError
 from rlrun.machine.machine import measured
 from rlrun.runtime.build import build
 from rlrun.runtime.plan import plan
@@ -162,3 +163,10 @@ def test_a_run_that_learns_from_data_is_measured(tmp_path, capsys):
     results = json.loads(file.read_text())["results"]
     assert set(results["bc"]["parts"]) == {"drawing", "learning"} and set(results["es"]["parts"]) > {"env", "learning"}
     assert all(0 < one["reached"] < 1.5 * one["bound"] and one["updates"]["reached"] > 0 for one in results.values())
+
+
+def test_results_that_cannot_be_written_any_more_are_a_sentence(tmp_path):
+    write_results([1], str(tmp_path / "made.json"))
+    assert json.loads((tmp_path / "made.json").read_text()) == [1]
+    with pytest.raises(RunFailed, match=r"--json .*gone/x\.json: the results cannot be written there: No such file"):
+        write_results([1], str(tmp_path / "gone" / "x.json"))

@@ -108,9 +108,24 @@ BAD = [
     (["train", "algo=ppo", "env="], "env= has no value"),
     ([*CARTPOLE, "run_dir="], "run_dir= has no value"),
     (["sweep", "algo=ppo", "env=CartPole-v1", "model=", "seed=1,2"], "model= has no value"),
+    (["train", "--package", "foo", *CARTPOLE[1:]], "--package changes what --cfg job prints, and does nothing without"),
+    ([*CARTPOLE, "-p=foo"], "-p=foo is not a flag here"),
+    ([*CARTPOLE, "--resolve"], "--resolve changes what --cfg job prints"),
+    (["train", "--shell-completion", *CARTPOLE[1:]], "--shell-completion is not a flag"),
+    (["compare", "a", "a", "--foo"], "There is no flag --foo here. This command takes no flags."),
+    (["setup", "--plan"], "name them, as in rlrun setup mujoco --plan"),
     (["train", "resume=runs/some"], "rlrun resume RUN_DIR goes on with one"),
     (["resume", "/nowhere", "env_steps=1"], "not a run directory"),
     ([*CARTPOLE, "logger=wandb"], "There is no logger 'wandb'. There are: console"),
+    (["train", "algo=pg", "env=[CartPole-v1,Acrobot-v1]"], "env= takes one name, without brackets; rlrun sweep takes"),
+    ([*CARTPOLE, "resources=[debug,auto]"], "resources= takes one name"),
+    ([*CARTPOLE, "model/memory=[lstm]"], "model/memory= takes one name"),
+    ([*CARTPOLE, "algo@algo.options.one=[3]"], "algo@algo.options.one= takes one name"),
+    ([*CARTPOLE, "logger=[3]"], "a list of loggers holds names, such as logger=[console,"),
+    ([*CARTPOLE, "logger=[console],[mlflow]"], "one value each"),
+    ([*CARTPOLE, "logger=[[console]]"], "a list of loggers holds names"),
+    ([*CARTPOLE, "=3"], "'=3' is not of the form key=value"),
+    ([*CARTPOLE, "+@algo=ppo"], "'+@algo=ppo' is not of the form key=value"),
     ([*CARTPOLE, "logger=null"], "logger=[] writes nothing"),
     ([*CARTPOLE, "~algo.lr"], "no option can be taken away"),
     ([*CARTPOLE, "replay=prioritizd"], "Did you mean prioritized"),
@@ -119,6 +134,9 @@ BAD = [
     (["benchmark", "replay", "algo=ppo"], "algo=ppo has no replay"),
     (["benchmark", "replay", "capacity=inf"], "must be numbers of rows"),
     (["benchmark", "replay", "--json=/nowhere/x.json"], "there is no such folder"),
+    (["benchmark", "throughput", *CARTPOLE[1:], "--json", "/"], "this is not the name of a file"),
+    (["benchmark", "throughput", *CARTPOLE[1:], "seconds=nan"], "seconds must be a number of at least 5"),
+    (["benchmark", "throughput", "--all", "seconds=inf"], "seconds must be a number of at least 5"),
     (["benchmark", "tuned", "pg/*", "--json=/nowhere/x.json", "--dry-run"], "there is no such folder"),
     (["benchmark", "tuned", "pg/*", "--json=/tmp", "--dry-run"], "this is not the name of a file"),
 ]
@@ -165,9 +183,13 @@ def test_bad_input_is_a_sentence(words, said):
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_value_that_is_cut_off_is_a_sentence():
-    with pytest.raises(UserError, match=r"episodes=\[: the value cannot be read; a bracket or a quote may be missing"):
-        parse_assignments(["episodes=["])
+@pytest.mark.parametrize("word, said", [
+    ("episodes=[", r"^episodes=\[: the value cannot be read; a bracket or a quote may be missing$"),
+    ("eval.every=", "^eval.every= has no value; a shell variable behind it may not be set$"),
+])  # fmt: skip
+def test_a_value_that_is_cut_off_or_missing_is_a_sentence(word, said):
+    with pytest.raises(UserError, match=said):
+        parse_assignments(["seed=null", word])
 
 
 def test_the_exit_code_is_2_and_no_traceback_is_shown():

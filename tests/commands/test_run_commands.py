@@ -178,7 +178,7 @@ def test_watch_draws_gymnasium_environments(tmp_path):
 def measures_briefly(monkeypatch):
     """Lets a measurement be too short to say what a speed is: here it is only asked what is measured."""
     monkeypatch.setattr("rlrun.bench.parts.PART_SEC", 0.05)
-    monkeypatch.setattr("rlrun.commands.benchmark.SHORTEST", 1.0)
+    monkeypatch.setattr("rlrun.bench.arguments.SHORTEST", 1.0)
 
 
 def test_throughput_prints_parts_bound_and_ratio(tmp_path, capsys, monkeypatch):

@@ -713,6 +713,7 @@ def test_a_run_without_an_environment_is_played_where_the_data_s_is_known(run_an
 def test_bad_words_get_a_sentence(run_and_data):
     run, data = run_and_data
     for words, match in (
+        ([f"data.path={data}", "method=[]"], r"method=\[\] asks for no estimate: name some of"),
         ([f"data.path={data}", "method=wsi"], r"method must be some of .* not 'wsi'.*wis"),
         ([], "data.path=DIR"),
         ([f"data.path={data}/nothing"], "no file or folder"),

@@ -145,6 +145,7 @@ def test_whole_numbers_that_an_observation_cannot_hold_are_refused(space, good, 
     ({"overrides": ["env_steps"]}, "not of the form key=value"),
     ({"callback": 3}, "callback is a function"),
     ({"env": "CartPol-v1"}, "CartPole"),
+    ({"run_dir": ""}, "run_dir must be .*a text that is not empty.* or null, not ''"),
 ])  # fmt: skip
 def test_what_is_wrong_gets_the_command_s_sentence_and_no_run(options, said, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -171,6 +172,7 @@ def test_numbers_of_numpy_and_tuples_are_values_everywhere(tmp_path):
         ({"timeout": "1h"}, "timeout must be a number, not '1h'"),
         ({"trials": 2.5}, r"trials must be a whole number, not 2\.5"),
         ({"prune": 1}, "prune must be True or False, not 1"),
+        ({"search": ""}, "search must not be an empty text"),
         ({"jobs": np.int64(0)}, "--jobs must be at least 1"),
     ),
 )
