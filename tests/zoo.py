@@ -199,17 +199,19 @@ class TurnsOfChoices(Turns):
 
 class Elimination(Turns):
     """Three players move in the order 0, 1, 2 and are paid 1 for a move. The first move ends player_2, who stays in
-    `agents` until it is its turn. The game is over after four moves."""
+    `agents` until it is its turn. The game is over after four moves. With `first`, it is at once the turn of whoever
+    has ended, as PettingZoo's _deads_step_first() has it."""
 
     possible_agents = ("player_0", "player_1", "player_2")
+
+    def __init__(self, first=False):
+        super().__init__()
+        self.first, self.following = first, None
 
     def _clear(self, over=False):
         super()._clear(over)
         if self.moves and "player_2" in self.agents:
             self.terminations["player_2"] = True
-
-    def observe(self, agent):
-        return {"observation": np.array([self.moves, 0], np.float32), "action_mask": np.array([0, 1, 1], np.int8)}
 
     def step(self, action):
         mover = self.agent_selection
@@ -224,6 +226,11 @@ class Elimination(Turns):
             self.rewards[mover] = 1.0
             place += 1
         self.agent_selection = self.agents[place % len(self.agents)] if self.agents else None
+        if self.first:
+            ended = [agent for agent in self.agents if self.terminations[agent]]
+            self.following = self.following or self.agent_selection
+            self.agent_selection = ended[0] if ended else self.following
+            self.following = self.following if ended else None
 
 
 class TupleEnv(Env):

@@ -134,9 +134,10 @@ class TurnsGame(ParallelGame):
             )
         )
         obs = self._seen(there)
-        self._bury()
+        buried = self._bury()
         self.present = self._alive()
-        obs |= self._seen([agent for agent in self.present if agent not in obs])
+        # Only now is it known who moves next, which masks of legal actions may depend on.
+        obs |= self._seen([agent for agent in self.present if buried or agent not in obs])
         return AgentsStep(obs, reward, terminated, truncated, info)
 
     def _alive(self) -> tuple[str, ...]:
@@ -144,11 +145,14 @@ class TurnsGame(ParallelGame):
         env = self.env
         return tuple(a for a in env.agents if not (env.terminations[a] or env.truncations[a]))
 
-    def _bury(self) -> None:
-        """Takes out agents that have ended: the interface asks for a step with None for each."""
-        env = self.env
+    def _bury(self) -> bool:
+        """Takes out agents that have ended: the interface asks for a step with None for each. Returns whether there
+        were any."""
+        env, buried = self.env, False
         while env.agents and (env.terminations[env.agent_selection] or env.truncations[env.agent_selection]):
             env.step(None)
+            buried = True
+        return buried
 
 
 class TupleGame:

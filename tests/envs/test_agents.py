@@ -179,11 +179,15 @@ def test_a_mask_that_leaves_one_of_two_choices_no_value_is_named():
         list(walk(env, 9))
 
 
-def test_a_player_that_ends_before_its_turn_is_gone_at_once():
-    _, env = made("zoo:Elimination", count=1)
-    steps = [step for _, _, step in walk(env, 10)]
-    for t, step in enumerate(steps):
+@pytest.mark.parametrize("first", [False, True])
+def test_a_player_that_ends_before_its_turn_is_gone_at_once(first):
+    """What the others see afterwards holds the legal actions of the one that moves next."""
+    _, env = made("zoo:Elimination", f"+env.kwargs.first={str(first).lower()}", count=1)
+    for t, (before, _, step) in enumerate(walk(env, 10)):
         now = t % 5  # four moves and a row that only resets
+        if now < 4:
+            assert before["action_mask"][now % 2].tolist() == [0, 1, 1]
+            assert before["observation"][now % 2].tolist() == [now, now % 2]
         there = [now < 4, now < 4, now == 0]
         assert step.valid.tolist() == there and step.decided.tolist() == [now in (0, 2), now in (1, 3), False]
         assert step.terminated.tolist() == [now == 3, now == 3, now == 0], "each ends once"
