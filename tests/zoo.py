@@ -233,6 +233,40 @@ class Elimination(Turns):
             self.following = self.following if ended else None
 
 
+class LateTurns(Turns):
+    """Turns whose infos say what is legal, to the one who moves next alone. player_2 appears with the third move, and
+    moves next."""
+
+    possible_agents = ("player_0", "player_1", "player_2")
+
+    def observation_space(self, agent):
+        return super().observation_space(agent)["observation"]
+
+    def observe(self, agent):
+        return super().observe(agent)["observation"]
+
+    def _clear(self, over=False):
+        super()._clear(over)
+        self.infos[self.agent_selection] = {"action_mask": np.array([0, 1, 1], np.int8), "clock": float(self.moves)}
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed, options)
+        self.agents.remove("player_2")
+        self._clear()
+
+    def step(self, action):
+        if self.terminations[self.agent_selection]:
+            return super().step(action)
+        assert action in (1, 2), "a masked action was played"
+        place = self.agents.index(self.agent_selection) + 1
+        self.moves += 1
+        if self.moves == 3:
+            self.agents.append("player_2")
+            place = 2
+        self.agent_selection = self.agents[place % len(self.agents)]
+        self._clear(over=self.moves == 8)
+
+
 class TupleEnv(Env):
     """A Gymnasium environment over two agents. It reports its limit of 5 steps as a termination; with `early` it
     terminates after 2. `each` names an end, terminated or truncated, that it reports for each agent, in a list or a

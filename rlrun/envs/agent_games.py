@@ -137,7 +137,9 @@ class TurnsGame(ParallelGame):
         buried = self._bury()
         self.present = self._alive()
         # Only now is it known who moves next, which masks of legal actions may depend on.
-        obs |= self._seen([agent for agent in self.present if buried or agent not in obs])
+        again = [agent for agent in self.present if buried or agent not in there]
+        obs |= self._seen(again)
+        info |= {agent: env.infos.get(agent, {}) for agent in again}
         return AgentsStep(obs, reward, terminated, truncated, info)
 
     def _alive(self) -> tuple[str, ...]:

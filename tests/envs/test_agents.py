@@ -194,6 +194,20 @@ def test_a_player_that_ends_before_its_turn_is_gone_at_once(first):
         assert step.reward.tolist() == [now in (0, 2), now in (1, 3), 0]
 
 
+def test_a_player_that_appears_plays_what_its_info_says_is_legal():
+    """It moves in the step after it has appeared."""
+    _, env = made("zoo:LateTurns", count=1)
+    deciding = []
+    for before, _, step in walk(env, 8):
+        mover = int(np.argmax(step.decided))
+        assert before["action_mask"][mover].tolist() == [0, 1, 1] and step.decided.sum() == 1
+        deciding.append(mover)
+        assert step.valid.tolist() == [True, True, len(deciding) > 3]
+    assert deciding == [0, 1, 0, 2, 0, 1, 2, 0] and step.terminated.all()
+    clocks = [step.info["clock"][np.argmax(env.rows["action_mask"][:, 1])] for _, _, step in walk(env, 7)]
+    assert clocks == [1, 2, 3, 4, 5, 6, 7], "metrics of whoever moves next"
+
+
 def test_what_a_waiting_player_is_paid_belongs_to_its_last_move():
     """player_0 is paid 10 for the last move, which the other one makes: its return from every own move has it."""
     _, env = made("zoo:Turns", count=1)
