@@ -199,8 +199,8 @@ class TurnsOfChoices(Turns):
 
 class Elimination(Turns):
     """Three players move in the order 0, 1, 2 and are paid 1 for a move. The first move ends player_2, who stays in
-    `agents` until it is its turn. The game is over after four moves. With `first`, it is at once the turn of whoever
-    has ended, as PettingZoo's _deads_step_first() has it."""
+    `agents` until it is its turn, so that the second move can cost it 5. The game is over after four moves. With
+    `first`, it is at once the turn of whoever has ended, as PettingZoo's _deads_step_first() has it."""
 
     possible_agents = ("player_0", "player_1", "player_2")
 
@@ -224,6 +224,8 @@ class Elimination(Turns):
             self.moves += 1
             self._clear(over=self.moves == 4)
             self.rewards[mover] = 1.0
+            if self.moves == 2 and "player_2" in self.agents:
+                self.rewards["player_2"] = -5.0
             place += 1
         self.agent_selection = self.agents[place % len(self.agents)] if self.agents else None
         if self.first:

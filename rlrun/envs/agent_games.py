@@ -104,7 +104,8 @@ class ParallelGame:
 class TurnsGame(ParallelGame):
     """An environment with PettingZoo's AEC interface: one agent moves at a time, and the others wait.
 
-    An env step is one move. Every agent is paid what the move brought it, also while it waits."""
+    An env step is one move. Every agent is paid what the move brought it, also while it waits. One that is out waits
+    until the game takes it out, because the interface may pay it until then, and is told of its end in that step."""
 
     turns = True
 
@@ -118,7 +119,7 @@ class TurnsGame(ParallelGame):
     def reset(self, seed: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
         self.env.reset(seed=seed)
         self._bury()
-        self.present = self._alive()
+        self.present = tuple(self.env.agents)
         return self._seen(self.present), dict(self.env.infos)
 
     def step(self, actions: dict[str, Any]) -> AgentsStep:
@@ -135,17 +136,14 @@ class TurnsGame(ParallelGame):
         )
         obs = self._seen(there)
         buried = self._bury()
-        self.present = self._alive()
+        self.present = tuple(env.agents)
+        for ends in (terminated, truncated):
+            ends.update(dict.fromkeys(set(there).intersection(self.present), False))
         # Only now is it known who moves next, which masks of legal actions may depend on.
         again = [agent for agent in self.present if buried or agent not in there]
         obs |= self._seen(again)
         info |= {agent: env.infos.get(agent, {}) for agent in again}
         return AgentsStep(obs, reward, terminated, truncated, info)
-
-    def _alive(self) -> tuple[str, ...]:
-        """The agents that go on. One that has ended stays in the environment's list until its turn comes."""
-        env = self.env
-        return tuple(a for a in env.agents if not (env.terminations[a] or env.truncations[a]))
 
     def _bury(self) -> bool:
         """Takes out agents that have ended: the interface asks for a step with None for each. Returns whether there

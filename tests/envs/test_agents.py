@@ -180,18 +180,22 @@ def test_a_mask_that_leaves_one_of_two_choices_no_value_is_named():
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_a_player_that_ends_before_its_turn_is_gone_at_once(first):
-    """What the others see afterwards holds the legal actions of the one that moves next."""
+def test_a_player_that_ends_before_its_turn_waits_until_it_is_taken_out(first):
+    """It is paid until then, as by PettingZoo's own loop. What the others see afterwards holds the legal actions of the
+    one that moves next."""
     _, env = made("zoo:Elimination", f"+env.kwargs.first={str(first).lower()}", count=1)
+    last = 0 if first else 1  # the step in which player_2 is taken out
     for t, (before, _, step) in enumerate(walk(env, 10)):
         now = t % 5  # four moves and a row that only resets
         if now < 4:
             assert before["action_mask"][now % 2].tolist() == [0, 1, 1]
             assert before["observation"][now % 2].tolist() == [now, now % 2]
-        there = [now < 4, now < 4, now == 0]
+        if now <= last:
+            assert before["action_mask"][2].tolist() == [1, 0, 0] and before["observation"][2].tolist() == [now, 2]
+        there = [now < 4, now < 4, now <= last]
         assert step.valid.tolist() == there and step.decided.tolist() == [now in (0, 2), now in (1, 3), False]
-        assert step.terminated.tolist() == [now == 3, now == 3, now == 0], "each ends once"
-        assert step.reward.tolist() == [now in (0, 2), now in (1, 3), 0]
+        assert step.terminated.tolist() == [now == 3, now == 3, now == last], "each ends once"
+        assert step.reward.tolist() == [now in (0, 2), now in (1, 3), -5.0 * (now == last == 1)]
 
 
 def test_a_player_that_appears_plays_what_its_info_says_is_legal():
