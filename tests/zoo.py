@@ -296,6 +296,26 @@ class TupleEnv(Env):
         return self._obs(), [1.0, 2.0], *ends, {}
 
 
+class TupleOfMasks(TupleEnv):
+    """A TupleEnv in which the first agent may only take action 1, and the other one 1 or 3, as its infos say: all of
+    them, those of reset() alone, or in one mask for both (`told`)."""
+
+    def __init__(self, told="every"):
+        super().__init__()
+        self.told = told
+
+    def _info(self):
+        masks = (np.array([0, 1], np.int8), [0, 1, 0, 1])
+        return {"action_mask": masks if self.told != "one" else np.concatenate(masks), "clock": float(self.now)}
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0], self._info()
+
+    def step(self, action):
+        assert action[0] == 1 and action[1] in (1, 3), "a masked action was played"
+        return *super().step(action)[:4], self._info() if self.told != "reset" else {}
+
+
 class UnlikeTuples(Env):
     """A Gymnasium environment of one agent, which sees two numbers and chooses three times."""
 

@@ -19,6 +19,7 @@ from rlrun.core.errors import UserError
 from rlrun.core.plugins import import_named, load_object
 from rlrun.core.ranges import Count
 from rlrun.envs.games import GAMES, Together
+from rlrun.envs.gym_spaces import MASK, UNTOLD, masks_of_agents
 from rlrun.envs.limits import TimeLimits
 from rlrun.envs.names import check_present, over_agents, petting_zoo
 
@@ -158,7 +159,8 @@ class TurnsGame(ParallelGame):
 class TupleGame:
     """A Gymnasium environment whose spaces are tuples over agents, with one end for all (RLlib's with_agent_groups).
 
-    Its rewards are a sequence over agents, or one number, which is divided among them."""
+    Its rewards are a sequence over agents, or one number, which is divided among them. The action_mask in its info is a
+    sequence over agents; the rest of an info belongs to the first agent."""
 
     turns = False
 
@@ -170,6 +172,7 @@ class TupleGame:
         self.agents = tuple(f"agent_{number}" for number in range(len(obs.spaces)))
         self.both = dict(zip(self.agents, zip(obs.spaces, action.spaces, strict=True), strict=True))
         self.present: Sequence[str] = ()
+        self.masked = False
 
     @property
     def deciding(self) -> Sequence[str]:
@@ -179,9 +182,16 @@ class TupleGame:
         return self.both[agent]
 
     def reset(self, seed: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
-        obs, _ = self.env.reset(seed=seed)
+        obs, info = self.env.reset(seed=seed)
         self.present, self.taken = self.agents, 0
-        return dict(zip(self.agents, obs, strict=True)), {}
+        masks = masks_of_agents(info, len(self.agents))
+        self.masked = bool(masks)
+        return dict(zip(self.agents, obs, strict=True)), self._infos(info, masks)
+
+    def _infos(self, info: Any, masks: Sequence[Any]) -> dict[str, Any]:
+        """An info by agent."""
+        infos = {agent: {MASK: mask} for agent, mask in zip(self.agents, masks, strict=False)}
+        return infos | {self.agents[0]: {**info, MASK: masks[0]} if masks else info}
 
     def step(self, actions: dict[str, Any]) -> AgentsStep:
         obs, reward, terminated, truncated, info = self.env.step(tuple(actions[agent] for agent in self.agents))
@@ -196,6 +206,9 @@ class TupleGame:
         if terminated and self.limit is not None and self.taken >= self.limit:
             terminated, truncated = False, True
         many = len(self.agents)
+        masks = masks_of_agents(info, many)
+        if self.masked and not masks and not (terminated or truncated):
+            raise TypeError(UNTOLD)
         given = np.asarray(reward, dtype=np.float64)
         paid = given.tolist() if given.ndim else [float(given) / many] * many
         if terminated or truncated:
@@ -205,7 +218,7 @@ class TupleGame:
             return dict(zip(self.agents, values, strict=True))
 
         ended, cut = (each([bool(end)] * many) for end in (terminated, truncated))
-        return AgentsStep(each(obs), each(paid), ended, cut, {self.agents[0]: info})
+        return AgentsStep(each(obs), each(paid), ended, cut, self._infos(info, masks))
 
     def render(self) -> Any:
         return self.env.render()

@@ -279,6 +279,18 @@ def test_an_end_of_each_agent_of_a_tuple_is_refused(each, form, said):
         list(walk(env, 1))
 
 
+def test_the_info_of_a_tuple_has_a_mask_for_each_agent():
+    _, env = made("zoo:TupleOfMasks")
+    for t, (before, _, step) in enumerate(walk(env, 12)):
+        if t % 6 < 5:
+            assert before["action_mask"].tolist() == [[0, 1, 0, 0], [0, 1, 0, 1]] * 2
+            np.testing.assert_equal(step.info["clock"], [t % 6 + 1, np.nan] * 2)
+    with pytest.raises(EnvError, match=r"in step 1 .*an action_mask in some of its infos, and not in this one"):
+        list(walk(made("zoo:TupleOfMasks", "+env.kwargs.told=reset")[1], 1))
+    with pytest.raises(UserError, match=r"fails in reset: .*a mask for each agent: tell a tuple of 2"):
+        made("zoo:TupleOfMasks", "+env.kwargs.told=one")
+
+
 def test_a_mask_that_reset_does_not_tell_is_refused():
     """Rows have no place for it, so that a policy would play illegal actions."""
     _, env = made("zoo:Choices", "+env.kwargs.where=late")
