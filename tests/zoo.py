@@ -63,6 +63,12 @@ class CountingAgents:
     def close(self): ...
 
 
+class NumberedAgents(CountingAgents):
+    """Agents that are named by numbers."""
+
+    possible_agents = (0, 1, 2)
+
+
 class ImageAgents(CountingAgents):
     """Agents that see images."""
 

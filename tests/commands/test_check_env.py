@@ -158,6 +158,7 @@ def test_memory_that_grows_is_said():
 
 def test_agents_are_looked_at():
     assert found("my_rl.broken_envs:Pair") == {}
+    assert found("zoo:NumberedAgents")["possible-agents"][1] == "possible_agents holds 0, which is no text"
     kind, what, where, _ = found("my_rl.broken_envs:Pair", kwargs={"stays": True})["agents"]
     assert (kind, what, where) == (
         "error", "first has ended and is still in self.agents", "step 4 after reset(seed=1)")  # fmt: skip

@@ -375,6 +375,17 @@ def test_names_have_one_family():
             names.family_of("simple_spread_v2")
 
 
+@pytest.mark.parametrize(
+    "words", ["train algo=ppo", "train algo=multi", "train algo=maddpg", "train --plan algo=iql", "explain"]
+)
+def test_agents_must_be_named_by_texts(words, tmp_path):
+    """They are names of policies and of metrics."""
+    words = [*words.split(), "env=zoo:NumberedAgents"]
+    with pytest.raises(UserError, match=r"NumberedAgents holds 0, which is no text: name agents by texts, such as pl"):
+        _dispatch([*words, f"run_dir={tmp_path / 'run'}"] if "train" in words else words)
+    assert not (tmp_path / "run").exists()
+
+
 def test_without_the_package_its_install_line_is_said(monkeypatch):
     monkeypatch.setattr(names, "zoo_modules", dict)
     monkeypatch.setattr(names.importlib.util, "find_spec", lambda name: None)
