@@ -63,6 +63,12 @@ class CountingAgents:
     def close(self): ...
 
 
+class NumberedAgents(CountingAgents):
+    """Agents that are named by numbers."""
+
+    possible_agents = (0, 1, 2)
+
+
 class ImageAgents(CountingAgents):
     """Agents that see images."""
 
@@ -199,17 +205,19 @@ class TurnsOfChoices(Turns):
 
 class Elimination(Turns):
     """Three players move in the order 0, 1, 2 and are paid 1 for a move. The first move ends player_2, who stays in
-    `agents` until it is its turn. The game is over after four moves."""
+    `agents` until it is its turn, so that the second move can cost it 5. The game is over after four moves. With
+    `first`, it is at once the turn of whoever has ended, as PettingZoo's _deads_step_first() has it."""
 
     possible_agents = ("player_0", "player_1", "player_2")
+
+    def __init__(self, first=False):
+        super().__init__()
+        self.first, self.following = first, None
 
     def _clear(self, over=False):
         super()._clear(over)
         if self.moves and "player_2" in self.agents:
             self.terminations["player_2"] = True
-
-    def observe(self, agent):
-        return {"observation": np.array([self.moves, 0], np.float32), "action_mask": np.array([0, 1, 1], np.int8)}
 
     def step(self, action):
         mover = self.agent_selection
@@ -222,8 +230,49 @@ class Elimination(Turns):
             self.moves += 1
             self._clear(over=self.moves == 4)
             self.rewards[mover] = 1.0
+            if self.moves == 2 and "player_2" in self.agents:
+                self.rewards["player_2"] = -5.0
             place += 1
         self.agent_selection = self.agents[place % len(self.agents)] if self.agents else None
+        if self.first:
+            ended = [agent for agent in self.agents if self.terminations[agent]]
+            self.following = self.following or self.agent_selection
+            self.agent_selection = ended[0] if ended else self.following
+            self.following = self.following if ended else None
+
+
+class LateTurns(Turns):
+    """Turns whose infos say what is legal, to the one who moves next alone. player_2 appears with the third move, and
+    moves next."""
+
+    possible_agents = ("player_0", "player_1", "player_2")
+
+    def observation_space(self, agent):
+        return super().observation_space(agent)["observation"]
+
+    def observe(self, agent):
+        return super().observe(agent)["observation"]
+
+    def _clear(self, over=False):
+        super()._clear(over)
+        self.infos[self.agent_selection] = {"action_mask": np.array([0, 1, 1], np.int8), "clock": float(self.moves)}
+
+    def reset(self, seed=None, options=None):
+        super().reset(seed, options)
+        self.agents.remove("player_2")
+        self._clear()
+
+    def step(self, action):
+        if self.terminations[self.agent_selection]:
+            return super().step(action)
+        assert action in (1, 2), "a masked action was played"
+        place = self.agents.index(self.agent_selection) + 1
+        self.moves += 1
+        if self.moves == 3:
+            self.agents.append("player_2")
+            place = 2
+        self.agent_selection = self.agents[place % len(self.agents)]
+        self._clear(over=self.moves == 8)
 
 
 class TupleEnv(Env):
@@ -251,6 +300,26 @@ class TupleEnv(Env):
         forms = {"list": lambda end: [end] * 2, "dictionary": lambda end: {"__all__": end}}
         ends = [forms[self.form](end) if name == self.each else end for name, end in over.items()]
         return self._obs(), [1.0, 2.0], *ends, {}
+
+
+class TupleOfMasks(TupleEnv):
+    """A TupleEnv in which the first agent may only take action 1, and the other one 1 or 3, as its infos say: all of
+    them, those of reset() alone, or in one mask for both (`told`)."""
+
+    def __init__(self, told="every"):
+        super().__init__()
+        self.told = told
+
+    def _info(self):
+        masks = (np.array([0, 1], np.int8), [0, 1, 0, 1])
+        return {"action_mask": masks if self.told != "one" else np.concatenate(masks), "clock": float(self.now)}
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0], self._info()
+
+    def step(self, action):
+        assert action[0] == 1 and action[1] in (1, 3), "a masked action was played"
+        return *super().step(action)[:4], self._info() if self.told != "reset" else {}
 
 
 class UnlikeTuples(Env):

@@ -19,6 +19,7 @@ from rlrun.core.errors import UserError
 from rlrun.core.plugins import import_named, load_object
 from rlrun.core.ranges import Count
 from rlrun.envs.games import GAMES, Together
+from rlrun.envs.gym_spaces import MASK, UNTOLD, masks_of_agents
 from rlrun.envs.limits import TimeLimits
 from rlrun.envs.names import check_present, over_agents, petting_zoo
 
@@ -104,7 +105,8 @@ class ParallelGame:
 class TurnsGame(ParallelGame):
     """An environment with PettingZoo's AEC interface: one agent moves at a time, and the others wait.
 
-    An env step is one move. Every agent is paid what the move brought it, also while it waits."""
+    An env step is one move. Every agent is paid what the move brought it, also while it waits. One that is out waits
+    until the game takes it out, because the interface may pay it until then, and is told of its end in that step."""
 
     turns = True
 
@@ -118,7 +120,7 @@ class TurnsGame(ParallelGame):
     def reset(self, seed: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
         self.env.reset(seed=seed)
         self._bury()
-        self.present = self._alive()
+        self.present = tuple(self.env.agents)
         return self._seen(self.present), dict(self.env.infos)
 
     def step(self, actions: dict[str, Any]) -> AgentsStep:
@@ -134,27 +136,31 @@ class TurnsGame(ParallelGame):
             )
         )
         obs = self._seen(there)
-        self._bury()
-        self.present = self._alive()
-        obs |= self._seen([agent for agent in self.present if agent not in obs])
+        buried = self._bury()
+        self.present = tuple(env.agents)
+        for ends in (terminated, truncated):
+            ends.update(dict.fromkeys(set(there).intersection(self.present), False))
+        # Only now is it known who moves next, which masks of legal actions may depend on.
+        again = [agent for agent in self.present if buried or agent not in there]
+        obs |= self._seen(again)
+        info |= {agent: env.infos.get(agent, {}) for agent in again}
         return AgentsStep(obs, reward, terminated, truncated, info)
 
-    def _alive(self) -> tuple[str, ...]:
-        """The agents that go on. One that has ended stays in the environment's list until its turn comes."""
-        env = self.env
-        return tuple(a for a in env.agents if not (env.terminations[a] or env.truncations[a]))
-
-    def _bury(self) -> None:
-        """Takes out agents that have ended: the interface asks for a step with None for each."""
-        env = self.env
+    def _bury(self) -> bool:
+        """Takes out agents that have ended: the interface asks for a step with None for each. Returns whether there
+        were any."""
+        env, buried = self.env, False
         while env.agents and (env.terminations[env.agent_selection] or env.truncations[env.agent_selection]):
             env.step(None)
+            buried = True
+        return buried
 
 
 class TupleGame:
     """A Gymnasium environment whose spaces are tuples over agents, with one end for all (RLlib's with_agent_groups).
 
-    Its rewards are a sequence over agents, or one number, which is divided among them."""
+    Its rewards are a sequence over agents, or one number, which is divided among them. The action_mask in its info is a
+    sequence over agents; the rest of an info belongs to the first agent."""
 
     turns = False
 
@@ -166,6 +172,7 @@ class TupleGame:
         self.agents = tuple(f"agent_{number}" for number in range(len(obs.spaces)))
         self.both = dict(zip(self.agents, zip(obs.spaces, action.spaces, strict=True), strict=True))
         self.present: Sequence[str] = ()
+        self.masked = False
 
     @property
     def deciding(self) -> Sequence[str]:
@@ -175,9 +182,16 @@ class TupleGame:
         return self.both[agent]
 
     def reset(self, seed: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
-        obs, _ = self.env.reset(seed=seed)
+        obs, info = self.env.reset(seed=seed)
         self.present, self.taken = self.agents, 0
-        return dict(zip(self.agents, obs, strict=True)), {}
+        masks = masks_of_agents(info, len(self.agents))
+        self.masked = bool(masks)
+        return dict(zip(self.agents, obs, strict=True)), self._infos(info, masks)
+
+    def _infos(self, info: Any, masks: Sequence[Any]) -> dict[str, Any]:
+        """An info by agent."""
+        infos = {agent: {MASK: mask} for agent, mask in zip(self.agents, masks, strict=False)}
+        return infos | {self.agents[0]: {**info, MASK: masks[0]} if masks else info}
 
     def step(self, actions: dict[str, Any]) -> AgentsStep:
         obs, reward, terminated, truncated, info = self.env.step(tuple(actions[agent] for agent in self.agents))
@@ -192,6 +206,9 @@ class TupleGame:
         if terminated and self.limit is not None and self.taken >= self.limit:
             terminated, truncated = False, True
         many = len(self.agents)
+        masks = masks_of_agents(info, many)
+        if self.masked and not masks and not (terminated or truncated):
+            raise TypeError(UNTOLD)
         given = np.asarray(reward, dtype=np.float64)
         paid = given.tolist() if given.ndim else [float(given) / many] * many
         if terminated or truncated:
@@ -201,7 +218,7 @@ class TupleGame:
             return dict(zip(self.agents, values, strict=True))
 
         ended, cut = (each([bool(end)] * many) for end in (terminated, truncated))
-        return AgentsStep(each(obs), each(paid), ended, cut, {self.agents[0]: info})
+        return AgentsStep(each(obs), each(paid), ended, cut, self._infos(info, masks))
 
     def render(self) -> Any:
         return self.env.render()

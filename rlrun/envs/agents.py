@@ -35,9 +35,14 @@ GROUP = "agents"  # the name of the group of all agents, which share one policy
 
 
 def spaces_of(game: ParallelGame | TupleGame, name: str) -> dict[str, AgentSpaces]:
-    """The spaces of all agents. Raises UserError for spaces that rlrun does not support."""
+    """The spaces of all agents. Raises UserError for spaces that rlrun does not support, and for agents whose names are
+    no texts."""
     made = {}
     for agent in game.agents:
+        if not isinstance(agent, str):
+            raise UserError(
+                f"possible_agents of {name} holds {agent!r}, which is no text: name agents by texts, such as player_0"
+            )
         obs, action = game.spaces(agent)
         what = f"{name} ({agent})"
         taken = to_space(action, "action", what)

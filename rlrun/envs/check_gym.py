@@ -11,7 +11,7 @@ import random
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import gymnasium
 import numpy as np
@@ -30,6 +30,7 @@ from rlrun.envs.check_values import (
     mask_of,
 )
 from rlrun.envs.gym import GymConfig
+from rlrun.envs.gym_spaces import MASK, UNTOLD, masks_of_agents
 from rlrun.envs.misfits import misfit
 from rlrun.envs.named import global_generators
 
@@ -163,9 +164,8 @@ class GymChecks:
             )
         else:
             self._options(env)
-        action = draw(
-            env.action_space, mask_of(first[0] if isinstance(first, tuple) and first else first), self._rng(0)
-        )
+        obs, info = first if isinstance(first, tuple) and len(first) == 2 else (first, {})
+        action = draw(env.action_space, self._mask(env, obs, info), self._rng(0))
         with report.stepping():
             outcome = self._call(f"step({shown(action)}) after reset(seed=0)", lambda: env.step(action))
         where = f"step({shown(action)}) after reset(seed=0)"
@@ -255,7 +255,7 @@ class GymChecks:
             while not over and self.pace.plays(began, taken):
                 length += 1
                 taken += 1
-                action = draw(env.action_space, mask_of(obs, info), rng)
+                action = draw(env.action_space, self._mask(env, obs, info), rng)
                 where = f"step {length} after reset(seed={seed}), with the action {shown(action)}"
                 held, kept, given = obs, copied(obs), copied(action)
                 obs, reward, terminated, truncated, info = self._step(env, action, where)
@@ -286,14 +286,44 @@ class GymChecks:
         space = env.observation_space
         return len(space.spaces) if self.agents and isinstance(space, gymnasium.spaces.Tuple) else None
 
+    def _mask(self, env: gymnasium.Env, obs: Any, info: Any, where: str = "") -> Any:
+        """The mask of legal actions, or those of all agents in a list. Raises Stop where agents' are no sequence."""
+        many = self._agents(env)
+        if many is None:
+            return mask_of(obs, info)
+        try:
+            told = masks_of_agents(info, many) or [None] * many
+        except TypeError as error:
+            self._masks_wrong(str(error), where)
+        seen = obs if isinstance(obs, tuple) and len(obs) == many else (None,) * many
+        return [mask_of(one, {} if mask is None else {MASK: mask}) for one, mask in zip(seen, told, strict=True)]
+
+    def _masks_wrong(self, sentence: str, where: str) -> NoReturn:
+        what, _, mend = sentence.rpartition(": ")
+        self.report.error("action-mask", what, mend, where)
+        raise Stop from None
+
+    def _look_at_agents(self, env: gymnasium.Env, obs: Any, info: Any, over: bool, where: str) -> None:
+        """Looks at the masks of agents."""
+        assert isinstance(env.action_space, gymnasium.spaces.Tuple)
+        for mask, space in zip(self._mask(env, obs, info, where), env.action_space.spaces, strict=True):
+            if mask is not None:
+                check_mask(self.report, mask, space, over, where)
+        told = mask_of(None, info) is not None
+        self.legal += told
+        if self.legal and not told and not over:
+            self._masks_wrong(UNTOLD, where)
+
     def _look(self, env: gymnasium.Env, obs: Any, info: Any, over: bool, where: str) -> None:
         self._seen(env.observation_space, obs, where)
         self.infos.check(info, where)
+        if self._agents(env) is not None:
+            return self._look_at_agents(env, obs, info, over, where)
         mask = mask_of(obs)
-        if mask is not None and not self.agents:
+        if mask is not None:
             self.legal += 1
             check_mask(self.report, mask, env.action_space, over, where)
-        elif mask_of(info) is not None and not self.agents:
+        elif mask_of(info) is not None:
             self.report.note("action-mask-place", "the action_mask is in info, where rlrun does not look for it",
                                 "make it a part of a Dict observation, observation['action_mask']", where)  # fmt: skip
 
@@ -332,7 +362,7 @@ class GymChecks:
     def actions(self, env: gymnasium.Env, seed: int = 2) -> Callable[[Any, Any], Any]:
         """Random actions that depend on the seed and on the masks alone."""
         rng = self._rng(seed)
-        return lambda obs, info: draw(env.action_space, mask_of(obs, info), rng)
+        return lambda obs, info: draw(env.action_space, self._mask(env, obs, info), rng)
 
     def episode(self, env: gymnasium.Env, seed: int, act: Callable[[Any, Any], Any] | None = None) -> ComparedEpisode:
         obs, info = self._reset(env, seed, f"reset(seed={seed})")

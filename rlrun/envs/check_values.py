@@ -153,9 +153,9 @@ def check_mask(report: Findings, mask: np.ndarray, action: gymnasium.Space, over
     return legal
 
 
-def draw(space: gymnasium.Space, mask: np.ndarray | None, rng: np.random.Generator) -> Any:
-    """A random action. Where a mask fits, it is a legal one."""
-    if isinstance(space, spaces.Discrete) and mask is not None and mask.size == space.n and mask.any():
+def draw(space: gymnasium.Space, mask: np.ndarray | list[np.ndarray | None] | None, rng: np.random.Generator) -> Any:
+    """A random action. Where a mask fits, it is a legal one; of a tuple, there may be one for each part."""
+    if isinstance(space, spaces.Discrete) and isinstance(mask, np.ndarray) and mask.size == space.n and mask.any():
         return int(space.start + rng.choice(np.flatnonzero(mask.ravel())))
     if isinstance(space, spaces.Box):
         low = np.maximum(space.low.astype(np.float64), -1.0 if not np.isfinite(space.low).all() else -BOUNDLESS)
@@ -164,14 +164,19 @@ def draw(space: gymnasium.Space, mask: np.ndarray | None, rng: np.random.Generat
         made = rng.uniform(low, high)
         whole = space.dtype is not None and space.dtype.kind in "iu"
         return np.asarray(np.rint(made) if whole else made, dtype=space.dtype)  # without axes, made is a float
-    if isinstance(space, spaces.MultiDiscrete) and mask is not None and mask.size == int(np.sum(space.nvec)):
+    if (
+        isinstance(space, spaces.MultiDiscrete)
+        and isinstance(mask, np.ndarray)
+        and mask.size == int(np.sum(space.nvec))
+    ):
         ends = np.cumsum(space.nvec.ravel())[:-1]
         chosen = [int(rng.choice(np.flatnonzero(m))) if m.any() else 0 for m in np.split(mask.ravel(), ends)]
         return (np.asarray(chosen).reshape(space.shape) + space.start).astype(space.dtype)
     if isinstance(space, spaces.Dict):
         return {key: draw(part, None, rng) for key, part in space.spaces.items()}
     if isinstance(space, spaces.Tuple):
-        return tuple(draw(part, None, rng) for part in space.spaces)
+        each = mask if isinstance(mask, list) else [None] * len(space.spaces)
+        return tuple(draw(part, one, rng) for part, one in zip(space.spaces, each, strict=True))
     space.seed(int(rng.integers(2**31)))
     return space.sample()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium
@@ -12,6 +13,7 @@ from rlrun.core.errors import UserError
 from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested, Space, mask_size
 
 MASK = "action_mask"
+UNTOLD = f"it tells an {MASK} in some of its infos, and not in this one: tell one in every info"
 
 
 def to_space(space: gymnasium.Space, what: str, name: str) -> Space:
@@ -53,6 +55,24 @@ def to_space(space: gymnasium.Space, what: str, name: str) -> Space:
         f"{name} has the {what} space {space}; rlrun takes Box, Discrete, MultiDiscrete, MultiBinary, and Dict and"
         " Tuple of these"
     )
+
+
+def masks_of_agents(info: Any, agents: int) -> list[Any]:
+    """The masks of legal actions that the info of an environment over tuples tells, one for each agent; [] without
+    any. Raises TypeError for anything else."""
+    masks = info.get(MASK) if isinstance(info, Mapping) else None
+    if masks is None:
+        return []
+    if (
+        not isinstance(masks, list | tuple | np.ndarray)
+        or len(masks) != agents
+        or not all(isinstance(mask, list | tuple | np.ndarray) for mask in masks)
+    ):
+        raise TypeError(
+            f"it told {' '.join(repr(masks).split())} as {MASK} in its info, and an environment over tuples has a mask"
+            f" for each agent: tell a tuple of {agents}"
+        )
+    return list(masks)
 
 
 def observation_spaces(space: gymnasium.Space, action: Space, name: str) -> dict[str, Any]:

@@ -158,6 +158,7 @@ def test_memory_that_grows_is_said():
 
 def test_agents_are_looked_at():
     assert found("my_rl.broken_envs:Pair") == {}
+    assert found("zoo:NumberedAgents")["possible-agents"][1] == "possible_agents holds 0, which is no text"
     kind, what, where, _ = found("my_rl.broken_envs:Pair", kwargs={"stays": True})["agents"]
     assert (kind, what, where) == (
         "error", "first has ended and is still in self.agents", "step 4 after reset(seed=1)")  # fmt: skip
@@ -166,7 +167,8 @@ def test_agents_are_looked_at():
 @pytest.mark.parametrize(
     "name",
     ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "Taxi-v4", "rlrun/EverySpace-v0", "rlrun/Masked-v0",
-     "ParametricActionsCartPole-v0", "TwoStepGame-v0", "TicTacToe-v0", "MultiAgentCartPole-v0", "zoo:UnlikeTuples"],
+     "ParametricActionsCartPole-v0", "TwoStepGame-v0", "TicTacToe-v0", "MultiAgentCartPole-v0", "zoo:UnlikeTuples",
+     "zoo:TupleOfMasks"],
 )  # fmt: skip
 def test_no_false_alarm(name):
     made = found(name)
@@ -251,6 +253,15 @@ def test_turns(wrong, check, sentence, monkeypatch):
         assert all(one[0] == "note" for one in made.values()), made
     else:
         assert sentence in made[check][1]
+
+
+@pytest.mark.parametrize("told, sentence, mend", [
+    ("reset", "it tells an action_mask in some of its infos, and not in this one", "tell one in every info"),
+    ("one", "an environment over tuples has a mask for each agent", "tell a tuple of 2"),
+])  # fmt: skip
+def test_masks_of_tuples(told, sentence, mend):
+    kind, what, _, mended = found("zoo:TupleOfMasks", kwargs={"told": told})["action-mask"]
+    assert kind == "error" and sentence in what and mended == mend
 
 
 BOX = spaces.Box(0, 1, (2,), np.float32)

@@ -179,15 +179,37 @@ def test_a_mask_that_leaves_one_of_two_choices_no_value_is_named():
         list(walk(env, 9))
 
 
-def test_a_player_that_ends_before_its_turn_is_gone_at_once():
-    _, env = made("zoo:Elimination", count=1)
-    steps = [step for _, _, step in walk(env, 10)]
-    for t, step in enumerate(steps):
+@pytest.mark.parametrize("first", [False, True])
+def test_a_player_that_ends_before_its_turn_waits_until_it_is_taken_out(first):
+    """It is paid until then, as by PettingZoo's own loop. What the others see afterwards holds the legal actions of the
+    one that moves next."""
+    _, env = made("zoo:Elimination", f"+env.kwargs.first={str(first).lower()}", count=1)
+    last = 0 if first else 1  # the step in which player_2 is taken out
+    for t, (before, _, step) in enumerate(walk(env, 10)):
         now = t % 5  # four moves and a row that only resets
-        there = [now < 4, now < 4, now == 0]
+        if now < 4:
+            assert before["action_mask"][now % 2].tolist() == [0, 1, 1]
+            assert before["observation"][now % 2].tolist() == [now, now % 2]
+        if now <= last:
+            assert before["action_mask"][2].tolist() == [1, 0, 0] and before["observation"][2].tolist() == [now, 2]
+        there = [now < 4, now < 4, now <= last]
         assert step.valid.tolist() == there and step.decided.tolist() == [now in (0, 2), now in (1, 3), False]
-        assert step.terminated.tolist() == [now == 3, now == 3, now == 0], "each ends once"
-        assert step.reward.tolist() == [now in (0, 2), now in (1, 3), 0]
+        assert step.terminated.tolist() == [now == 3, now == 3, now == last], "each ends once"
+        assert step.reward.tolist() == [now in (0, 2), now in (1, 3), -5.0 * (now == last == 1)]
+
+
+def test_a_player_that_appears_plays_what_its_info_says_is_legal():
+    """It moves in the step after it has appeared."""
+    _, env = made("zoo:LateTurns", count=1)
+    deciding = []
+    for before, _, step in walk(env, 8):
+        mover = int(np.argmax(step.decided))
+        assert before["action_mask"][mover].tolist() == [0, 1, 1] and step.decided.sum() == 1
+        deciding.append(mover)
+        assert step.valid.tolist() == [True, True, len(deciding) > 3]
+    assert deciding == [0, 1, 0, 2, 0, 1, 2, 0] and step.terminated.all()
+    clocks = [step.info["clock"][np.argmax(env.rows["action_mask"][:, 1])] for _, _, step in walk(env, 7)]
+    assert clocks == [1, 2, 3, 4, 5, 6, 7], "metrics of whoever moves next"
 
 
 def test_what_a_waiting_player_is_paid_belongs_to_its_last_move():
@@ -255,6 +277,18 @@ def test_an_end_of_each_agent_of_a_tuple_is_refused(each, form, said):
     _, env = made("zoo:TupleEnv", f"+env.kwargs.each={each}", f"+env.kwargs.form={form}")
     with pytest.raises(EnvError, match=rf"env 0 .*returned {said} as {each}.*one end for all agents"):
         list(walk(env, 1))
+
+
+def test_the_info_of_a_tuple_has_a_mask_for_each_agent():
+    _, env = made("zoo:TupleOfMasks")
+    for t, (before, _, step) in enumerate(walk(env, 12)):
+        if t % 6 < 5:
+            assert before["action_mask"].tolist() == [[0, 1, 0, 0], [0, 1, 0, 1]] * 2
+            np.testing.assert_equal(step.info["clock"], [t % 6 + 1, np.nan] * 2)
+    with pytest.raises(EnvError, match=r"in step 1 .*an action_mask in some of its infos, and not in this one"):
+        list(walk(made("zoo:TupleOfMasks", "+env.kwargs.told=reset")[1], 1))
+    with pytest.raises(UserError, match=r"fails in reset: .*a mask for each agent: tell a tuple of 2"):
+        made("zoo:TupleOfMasks", "+env.kwargs.told=one")
 
 
 def test_a_mask_that_reset_does_not_tell_is_refused():
@@ -339,6 +373,17 @@ def test_names_have_one_family():
         assert names.petting_zoo("pettingzoo/connect_four_v3") == "pettingzoo.classic.connect_four_v3"
         with pytest.raises(UserError, match="simple_spread_v3 now"):
             names.family_of("simple_spread_v2")
+
+
+@pytest.mark.parametrize(
+    "words", ["train algo=ppo", "train algo=multi", "train algo=maddpg", "train --plan algo=iql", "explain"]
+)
+def test_agents_must_be_named_by_texts(words, tmp_path):
+    """They are names of policies and of metrics."""
+    words = [*words.split(), "env=zoo:NumberedAgents"]
+    with pytest.raises(UserError, match=r"NumberedAgents holds 0, which is no text: name agents by texts, such as pl"):
+        _dispatch([*words, f"run_dir={tmp_path / 'run'}"] if "train" in words else words)
+    assert not (tmp_path / "run").exists()
 
 
 def test_without_the_package_its_install_line_is_said(monkeypatch):
