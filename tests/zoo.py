@@ -363,3 +363,17 @@ class OpenTurns(Turns):
 
     def observe(self, agent):
         return super().observe(agent) | {"action_mask": np.array([0, 1, 1], np.int8)}
+
+
+class Stateful(CountingAgents):
+    """Has a state of its own: episode and step. "misspelt": state() has a bug; "not there": a wrapper passes it on to
+    what has none."""
+
+    def __init__(self, kind="own"):
+        super().__init__()
+        self.kind, self.inside = kind, CountingAgents()
+
+    def state(self):
+        if self.kind == "own":
+            return np.array([self.episode, self.now])
+        return self.epissode if self.kind == "misspelt" else self.inside.state()

@@ -27,6 +27,7 @@ from rlrun.envs.agent_rows import AgentSpaces, action_of, agent_rows, blank, has
 from rlrun.envs.gym_spaces import MASK, observation_spaces, to_space, typed_actions
 from rlrun.envs.infos import numbers_of
 from rlrun.envs.names import numbered
+from rlrun.envs.own_state import state_of
 
 GROUP = "agents"  # the name of the group of all agents, which share one policy
 
@@ -202,6 +203,14 @@ class AgentsEnv:
         self.there = np.zeros(self.count, dtype=bool)  # agents that are in the game
         self.taken = np.zeros(count, dtype=np.int64)  # env steps of the episode
         self.env_seeds: list[int | None] = [None] * count
+        self.states: np.ndarray | None = None  # [E, D] of all environments; None: their states are not read
+
+    def read_states(self, size: int) -> None:
+        """From the next reset on, `states` [E, size] holds what each environment's own state() returns.
+
+        It is read in the same place as observations are, so that an environment whose state() raises has failed in that
+        reset or step."""
+        self.states = np.zeros((self.envs, size), dtype=np.float32)
 
     # -- observations --------------------------------------------------------------------------------------------------
 
@@ -224,6 +233,20 @@ class AgentsEnv:
                 raise self._failed(env, what, error) from error
             if self.cfg.agent_id:
                 write_id(self.rows, first + number, number, len(self.names))
+
+    def _write_state(self, env: int) -> None:
+        """Writes the own state of one environment, if it is read. Raises EnvError if it fails or has another size."""
+        if self.states is None:
+            return
+        try:
+            seen = state_of(self.games[env])
+        except Exception as error:  # the user's own
+            raise self._failed(env, "failed in state", error) from error
+        size = self.states.shape[1]
+        if seen is None or seen.size != size:
+            found = "none" if seen is None else f"{seen.size} numbers"
+            raise self._error(env, f"has a state of {found}, not of {size}")
+        self.states[env] = seen
 
     def _number(self, agent: str, env: int) -> int:
         number = self.index.get(agent)
@@ -278,6 +301,7 @@ class AgentsEnv:
         if not game.present:
             raise self._error(env, "began an episode without agents")
         self._write(game, env, obs, infos)
+        self._write_state(env)
         self.ended[env], self.taken[env] = False, 0
 
     def _anew(self, env: int, failed: EnvError) -> None:
@@ -397,6 +421,7 @@ class AgentsEnv:
             {agent: seen for agent, seen in outcome.obs.items() if gone[self._number(agent, env)] or agent in present},
             outcome.info,
         )
+        self._write_state(env)
         self.there[columns] = False
         for agent in present:
             self.there[first + self.index[agent]] = True
