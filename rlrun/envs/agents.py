@@ -301,6 +301,7 @@ class AgentsEnv:
         if not game.present:
             raise self._error(env, "began an episode without agents")
         self._write(game, env, obs, infos)
+        self._check_shown(env, obs, "reset")
         self._write_state(env)
         self.ended[env], self.taken[env] = False, 0
 
@@ -390,11 +391,7 @@ class AgentsEnv:
                 appeared.append(column)
         for column in there:
             agent = self.names[column - first]
-            ended = bool(outcome.terminated.get(agent, False)) or bool(outcome.truncated.get(agent, False))
-            if agent not in outcome.obs and not (ended or agent in present):
-                raise self._error(
-                    env, f"lost the agent {agent!r} in step {self.taken[env]} without saying that it ended"
-                )
+            self._check_outcome(env, agent, outcome)
             terminated[column] = bool(outcome.terminated.get(agent, False))
             truncated[column] = bool(outcome.truncated.get(agent, False)) and not terminated[column]
         for agent, paid in outcome.reward.items():
@@ -421,6 +418,10 @@ class AgentsEnv:
             {agent: seen for agent, seen in outcome.obs.items() if gone[self._number(agent, env)] or agent in present},
             outcome.info,
         )
+        self._check_shown(env, outcome.obs, f"step {self.taken[env]}")
+        for column in there:
+            if truncated[column] and self.names[column - first] not in outcome.obs:
+                self._note_unseen_end(env, self.names[column - first])
         self._write_state(env)
         self.there[columns] = False
         for agent in present:
@@ -430,6 +431,35 @@ class AgentsEnv:
             for key, value in numbers_of(told_of).items() if isinstance(told_of, Mapping) else ():
                 kept = info.setdefault(key, np.full(self.count, np.nan))
                 kept[first + self._number(agent, env)] = value
+
+    def _check_shown(self, env: int, obs: Mapping[str, Any], where: str) -> None:
+        """Raises EnvError for an agent that is there without an observation, because it would act on zeros."""
+        for agent in self.games[env].present:
+            if agent not in obs:
+                what = f"showed nothing to the agent {agent!r} in {where}"
+                raise self._promise(env, what, "return an observation for each of `agents`")
+
+    def _check_outcome(self, env: int, agent: str, outcome: AgentsStep) -> None:
+        """Raises EnvError where a step does not say what became of an agent that took part in it."""
+        goes_on, step = agent in self.games[env].present, f"in step {self.taken[env]}"
+        ended = bool(outcome.terminated.get(agent, False)) or bool(outcome.truncated.get(agent, False))
+        if agent not in outcome.obs and not (ended or goes_on):
+            raise self._error(env, f"lost the agent {agent!r} {step} without saying that it ended")
+        if ended and goes_on:
+            what = f"ended the agent {agent!r} {step}, which is still there"
+            raise self._promise(env, what, "take agents out of `agents` in the step that ends them")
+        if agent not in outcome.reward:
+            what = f"returned no reward for the agent {agent!r} {step}"
+            raise self._promise(env, what, "return one, which may be 0, for every agent that acted")
+
+    def _note_unseen_end(self, env: int, agent: str) -> None:
+        """Notes that a truncated agent has no last observation. The run goes on with one of zeros."""
+        what = f"truncated the agent {agent!r} without a last observation, so that its value is that of zeros"
+        self.remade.odd(env, str(self._promise(env, what, "return the observation in which an agent ends")))
+
+    def _promise(self, env: int, what: str, mend: str) -> EnvError:
+        """What an environment does against its interface, and how to mend it."""
+        return self._error(env, f"{what}: {mend} (rlrun check-env {self.cfg.name} looks for such mistakes)")
 
     def _check(self, action: Any) -> None:
         """Raises EnvError for observations that are not finite and masks without a legal action."""

@@ -7,7 +7,7 @@ from conftest import compose
 from test_agents import walk
 
 from rlrun.config.run import type_config
-from rlrun.core.errors import UserError
+from rlrun.core.errors import EnvError, UserError
 from rlrun.core.seeding import Seeds
 from rlrun.envs import registry
 
@@ -51,3 +51,30 @@ def test_a_state_with_a_bug_is_not_taken_for_none(reader):
         made("zoo:Stateful", "+env.kwargs.kind=misspelt", algo=STATES[reader], **{reader: True})
     env = made("zoo:Stateful", "+env.kwargs.kind='not there'", algo=STATES[reader], **{reader: True})
     assert "has no state of its own" in env.spec.notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("shows b nothing in reset", "showed nothing to the agent 'b' in reset: "),
+        ("shows b nothing", "showed nothing to the agent 'b' in step 2: "),
+        ("pays b nothing", "returned no reward for the agent 'b' in step 2: "),
+        ("keeps a", "ended the agent 'a' in step 3, which is still there: "),
+    ],
+)
+def test_a_broken_promise_is_named(fault, said):
+    """Rows of zeros would hide it, and the agent would learn from them."""
+    env = made("zoo:Careless", f"+env.kwargs.fault='{fault}'")
+    with pytest.raises(EnvError, match=rf"env 0 \(seed \d+\) {said}.*rlrun check-env zoo:Careless"):
+        list(walk(env, 7))
+
+
+@pytest.mark.parametrize("limit", ["truncation", "termination"])
+def test_a_truncated_agent_without_a_last_observation_is_told(limit):
+    """The run goes on. An agent that was terminated needs none, because nothing is bootstrapped from it."""
+    env = made("zoo:Careless", "+env.kwargs.fault='shows no end'", f"env.time_limit={limit}")
+    for t, (_, _, step) in enumerate(walk(env, 14)):
+        told = [(number, one.made_anew, one.broken_off) for number, one in step.failed.items()]
+        assert told == [(number, False, False) for number in range(2) if t % 7 == 5 and limit == "truncation"]
+        assert all("truncated the agent 'b' without a last observation" in one.sentence for one in step.failed.values())
+        assert step.valid.any() == (t % 7 != 6)
