@@ -432,3 +432,39 @@ class OpenTurns(Turns):
 
     def observe(self, agent):
         return super().observe(agent) | {"action_mask": np.array([0, 1, 1], np.int8)}
+
+
+class Stateful(CountingAgents):
+    """Has a state of its own: episode and step. "misspelt": state() has a bug; "not there": a wrapper passes it on to
+    what has none."""
+
+    def __init__(self, kind="own"):
+        super().__init__()
+        self.kind, self.inside = kind, CountingAgents()
+
+    def state(self):
+        if self.kind == "own":
+            return np.array([self.episode, self.now])
+        return self.epissode if self.kind == "misspelt" else self.inside.state()
+
+
+class Careless(CountingAgents):
+    """Breaks a promise of its interface, as `fault` says."""
+
+    def reset(self, seed=None, options=None):
+        obs, infos = super().reset(seed, options)
+        if self.fault == "shows b nothing in reset":
+            del obs["b"]
+        return obs, infos
+
+    def step(self, actions):
+        obs, reward, *rest = super().step(actions)
+        if self.fault == "shows b nothing" and self.now == 2:
+            del obs["b"]
+        if self.fault == "pays b nothing" and self.now == 2:
+            del reward["b"]
+        if self.fault == "keeps a" and self.now == 3:
+            self.agents.append("a")
+        if self.fault == "shows no end" and self.now in (3, 6):
+            del obs["a" if self.now == 3 else "b"]
+        return obs, reward, *rest

@@ -27,6 +27,7 @@ from rlrun.envs.agent_rows import AgentSpaces, action_of, agent_rows, blank, has
 from rlrun.envs.gym_spaces import MASK, observation_spaces, to_space, typed_actions
 from rlrun.envs.infos import numbers_of
 from rlrun.envs.names import numbered
+from rlrun.envs.own_state import state_of
 
 GROUP = "agents"  # the name of the group of all agents, which share one policy
 
@@ -207,6 +208,14 @@ class AgentsEnv:
         self.there = np.zeros(self.count, dtype=bool)  # agents that are in the game
         self.taken = np.zeros(count, dtype=np.int64)  # env steps of the episode
         self.env_seeds: list[int | None] = [None] * count
+        self.states: np.ndarray | None = None  # [E, D] of all environments; None: their states are not read
+
+    def read_states(self, size: int) -> None:
+        """From the next reset on, `states` [E, size] holds what each environment's own state() returns.
+
+        It is read in the same place as observations are, so that an environment whose state() raises has failed in that
+        reset or step."""
+        self.states = np.zeros((self.envs, size), dtype=np.float32)
 
     # -- observations --------------------------------------------------------------------------------------------------
 
@@ -229,6 +238,20 @@ class AgentsEnv:
                 raise self._failed(env, what, error) from error
             if self.cfg.agent_id:
                 write_id(self.rows, first + number, number, len(self.names))
+
+    def _write_state(self, env: int) -> None:
+        """Writes the own state of one environment, if it is read. Raises EnvError if it fails or has another size."""
+        if self.states is None:
+            return
+        try:
+            seen = state_of(self.games[env])
+        except Exception as error:  # the user's own
+            raise self._failed(env, "failed in state", error) from error
+        size = self.states.shape[1]
+        if seen is None or seen.size != size:
+            found = "none" if seen is None else f"{seen.size} numbers"
+            raise self._error(env, f"has a state of {found}, not of {size}")
+        self.states[env] = seen
 
     def _number(self, agent: str, env: int) -> int:
         number = self.index.get(agent)
@@ -283,6 +306,8 @@ class AgentsEnv:
         if not game.present:
             raise self._error(env, "began an episode without agents")
         self._write(game, env, obs, infos)
+        self._check_shown(env, obs, "reset")
+        self._write_state(env)
         self.ended[env], self.taken[env] = False, 0
 
     def _anew(self, env: int, failed: EnvError) -> None:
@@ -371,11 +396,7 @@ class AgentsEnv:
                 appeared.append(column)
         for column in there:
             agent = self.names[column - first]
-            ended = bool(outcome.terminated.get(agent, False)) or bool(outcome.truncated.get(agent, False))
-            if agent not in outcome.obs and not (ended or agent in present):
-                raise self._error(
-                    env, f"lost the agent {agent!r} in step {self.taken[env]} without saying that it ended"
-                )
+            self._check_outcome(env, agent, outcome)
             terminated[column] = bool(outcome.terminated.get(agent, False))
             truncated[column] = bool(outcome.truncated.get(agent, False)) and not terminated[column]
         for agent, paid in outcome.reward.items():
@@ -402,6 +423,11 @@ class AgentsEnv:
             {agent: seen for agent, seen in outcome.obs.items() if gone[self._number(agent, env)] or agent in present},
             outcome.info,
         )
+        self._check_shown(env, outcome.obs, f"step {self.taken[env]}")
+        for column in there:
+            if truncated[column] and self.names[column - first] not in outcome.obs:
+                self._note_unseen_end(env, self.names[column - first])
+        self._write_state(env)
         self.there[columns] = False
         for agent in present:
             self.there[first + self.index[agent]] = True
@@ -410,6 +436,35 @@ class AgentsEnv:
             for key, value in numbers_of(told_of).items() if isinstance(told_of, Mapping) else ():
                 kept = info.setdefault(key, np.full(self.count, np.nan))
                 kept[first + self._number(agent, env)] = value
+
+    def _check_shown(self, env: int, obs: Mapping[str, Any], where: str) -> None:
+        """Raises EnvError for an agent that is there without an observation, because it would act on zeros."""
+        for agent in self.games[env].present:
+            if agent not in obs:
+                what = f"showed nothing to the agent {agent!r} in {where}"
+                raise self._promise(env, what, "return an observation for each of `agents`")
+
+    def _check_outcome(self, env: int, agent: str, outcome: AgentsStep) -> None:
+        """Raises EnvError where a step does not say what became of an agent that took part in it."""
+        goes_on, step = agent in self.games[env].present, f"in step {self.taken[env]}"
+        ended = bool(outcome.terminated.get(agent, False)) or bool(outcome.truncated.get(agent, False))
+        if agent not in outcome.obs and not (ended or goes_on):
+            raise self._error(env, f"lost the agent {agent!r} {step} without saying that it ended")
+        if ended and goes_on:
+            what = f"ended the agent {agent!r} {step}, which is still there"
+            raise self._promise(env, what, "take agents out of `agents` in the step that ends them")
+        if agent not in outcome.reward:
+            what = f"returned no reward for the agent {agent!r} {step}"
+            raise self._promise(env, what, "return one, which may be 0, for every agent that acted")
+
+    def _note_unseen_end(self, env: int, agent: str) -> None:
+        """Notes that a truncated agent has no last observation. The run goes on with one of zeros."""
+        what = f"truncated the agent {agent!r} without a last observation, so that its value is that of zeros"
+        self.remade.odd(env, str(self._promise(env, what, "return the observation in which an agent ends")))
+
+    def _promise(self, env: int, what: str, mend: str) -> EnvError:
+        """What an environment does against its interface, and how to mend it."""
+        return self._error(env, f"{what}: {mend} (rlrun check-env {self.cfg.name} looks for such mistakes)")
 
     def _check(self, action: Any) -> None:
         """Raises EnvError for observations that are not finite and masks without a legal action."""

@@ -12,7 +12,8 @@ from rlrun.core.errors import UserError
 from rlrun.core.specs import Box, Discrete, EnvSpec
 from rlrun.envs.agent_games import AgentsConfig
 from rlrun.envs.agents import AgentsEnv, AgentsSpec
-from rlrun.envs.joint import STATE, flat, read_state, state_size
+from rlrun.envs.joint import STATE, flat
+from rlrun.envs.own_state import state_size
 
 
 def with_state(spec: AgentsSpec, cfg: AgentsConfig) -> EnvSpec:
@@ -40,19 +41,19 @@ class Central:
 
     def __init__(self, env: AgentsEnv, spec: EnvSpec, own_state: bool):
         """own_state: whether the environment has a state of its own."""
-        self.env, self.spec, self.count, self.own_state = env, spec, env.count, own_state
-        self.many = len(env.names)
+        self.env, self.spec, self.count, self.many = env, spec, env.count, len(env.names)
         self.state = np.zeros((env.envs, self.many, spec.obs[STATE].shape[0]), np.float32)
         if self.many > 1:
             self.state[..., -self.many :] = np.eye(self.many, dtype=np.float32)
+        self.size = self.state.shape[-1] - (self.many if self.many > 1 else 0)
+        if own_state:
+            env.read_states(self.size)
 
     def _with(self, obs: Rows) -> Rows:
-        size = self.state.shape[-1] - (self.many if self.many > 1 else 0)
-        if self.own_state:
-            seen = np.stack([read_state(self.env, number, size) for number in range(self.env.envs)])
-        else:
-            seen = flat(self.env.spec.observation, obs["observation"]).reshape(self.env.envs, size)
-        self.state[..., :size] = seen[:, None]
+        seen = self.env.states
+        if seen is None:
+            seen = flat(self.env.spec.observation, obs["observation"]).reshape(self.env.envs, self.size)
+        self.state[..., : self.size] = seen[:, None]
         return {**obs, STATE: self.state.reshape(self.count, -1)}
 
     def reset(self, generation: int) -> Rows:

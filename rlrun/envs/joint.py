@@ -15,11 +15,12 @@ import torch
 
 from rlrun.core.batch import Field
 from rlrun.core.env import Rows, Step, map_rows
-from rlrun.core.errors import EnvError, UserError, told
+from rlrun.core.errors import UserError
 from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Space
-from rlrun.envs.agent_games import AgentsConfig, TupleGame, make_game
+from rlrun.envs.agent_games import AgentsConfig
 from rlrun.envs.agents import AgentsEnv, AgentsSpec
 from rlrun.envs.gym_spaces import MASK
+from rlrun.envs.own_state import state_size
 
 ALIVE, STATE = "alive", "state"
 
@@ -57,41 +58,6 @@ def joint_spec(spec: AgentsSpec, cfg: AgentsConfig) -> JointSpec:
         agent=spec,
         own_state=size is not None,
     )
-
-
-def state_size(cfg: AgentsConfig) -> int | None:
-    """The number of numbers in the environment's own state; None if it has none."""
-    game = make_game(cfg)
-    try:
-        game.reset(0)
-        seen = state_of(game)
-        return None if seen is None else seen.size
-    finally:
-        game.close()
-
-
-def state_of(game: Any) -> np.ndarray | None:
-    """The environment's own state, flat; None if it has none (PettingZoo's classic games raise here)."""
-    # Gymnasium's wrappers hide the methods of what they wrap, and PettingZoo's pass them on.
-    state = getattr(game.env.unwrapped if isinstance(game, TupleGame) else game.env, "state", None)
-    try:
-        return np.asarray(state(), dtype=np.float32).reshape(-1) if callable(state) else None
-    except (NotImplementedError, AttributeError):
-        return None
-
-
-def read_state(env: AgentsEnv, number: int, size: int) -> np.ndarray:
-    """The own state [size] of one of the environments. Raises EnvError if it fails or has another size."""
-    try:
-        seen = state_of(env.games[number])
-    except Exception as error:  # the user's own
-        raise EnvError(
-            env.name, env.numbers[number : number + 1], None, f"failed in state: {told(error, __file__)}"
-        ) from error
-    if seen is None or seen.size != size:
-        found = "none" if seen is None else f"{seen.size} numbers"
-        raise EnvError(env.name, env.numbers[number : number + 1], None, f"has a state of {found}, not of {size}")
-    return seen
 
 
 def _together(space: Space, many: int, what: str, name: str) -> Space:
@@ -140,6 +106,8 @@ class JointEnv:
     def __init__(self, env: AgentsEnv, spec: JointSpec):
         self.spec: EnvSpec = spec
         self.env, self.joint, self.count, self.many = env, spec, env.envs, len(spec.own)
+        if spec.own_state:
+            env.read_states(spec.obs[STATE].shape[0])
 
     def _rows(self, ended: np.ndarray | None) -> Rows:
         """ended [E, N]: agents whose last observation this is, and from which values are bootstrapped."""
@@ -147,9 +115,8 @@ class JointEnv:
         if ended is not None:
             alive |= ended
         made = together(self.joint, self.env.rows, alive)
-        if self.joint.own_state:
-            size = self.spec.obs[STATE].shape[0]
-            made[STATE] = np.stack([read_state(self.env, number, size) for number in range(self.count)])
+        if self.env.states is not None:
+            made[STATE] = self.env.states.copy()
         return made
 
     def reset(self, generation: int) -> Rows:

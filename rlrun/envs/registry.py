@@ -18,7 +18,8 @@ from rlrun.envs.crafter import CrafterConfig
 from rlrun.envs.dmc import DmcConfig
 from rlrun.envs.gym import GymConfig
 from rlrun.envs.gym_env import GymEnv
-from rlrun.envs.joint import STATE, JointEnv, JointSpec, joint_spec, state_size
+from rlrun.envs.joint import STATE, JointEnv, JointSpec, joint_spec
+from rlrun.envs.own_state import state_size
 from rlrun.envs.previous import Previous, with_previous
 from rlrun.envs.recorded import NO_ENV, RecordedConfig
 from rlrun.envs.simulated import WithGame, with_game

@@ -31,19 +31,25 @@ class SeveralPolicies(Policy):
         policies: Mapping[str, Policy],
         scripted: Mapping[str, Exploration],
         recorded: Mapping[str, tuple[str, ...]],
+        clocks: Mapping[str, Clock] | None = None,
     ):
         """agents: N. members: the agents of every policy. policies and scripted, together, have the same names.
-        recorded: what every policy that learns records; a policy that is not named does not learn."""
+        recorded: what every policy that learns records; a policy that is not named does not learn. clocks: how far
+        policies that do not learn are in their schedules of exploration; LATE where none is named."""
         super().__init__()
         self.agents, self.members = agents, {name: tuple(numbers) for name, numbers in members.items()}
         self.policies = nn.ModuleDict(policies)
-        self.scripted, self.recorded = dict(scripted), dict(recorded)
+        self.scripted, self.recorded, self.clocks = dict(scripted), dict(recorded), dict(clocks or {})
         self._indices: dict[tuple[str, int, torch.device], Tensor] = {}
 
     def policy(self, name: str) -> Policy:
         made = self.policies[name]
         assert isinstance(made, Policy)
         return made
+
+    def when(self, name: str, clock: Clock) -> Clock:
+        """The clock by which a policy explores. clock: that of the run."""
+        return clock if name in self.recorded else self.clocks.get(name, LATE)
 
     def columns(self, name: str, count: int, device: torch.device) -> Tensor:
         """The numbers of a policy's columns among `count`, in ascending order."""
@@ -99,7 +105,7 @@ class SeveralPolicies(Policy):
                 parts[name] = Act(chosen.action, Batch({**before, **chosen.state}), Batch())  # type: ignore[arg-type]
             else:
                 asked = tuple(one for one in record if one in self.recorded.get(name, ()))
-                when = clock if name in self.recorded else LATE
+                when = self.when(name, clock)
                 parts[name] = self.policy(name).act(seen, first, before, when, mode, rng, asked)
         return self._together(parts, state, len(is_first), is_first.device)
 
@@ -126,8 +132,7 @@ class SeveralPolicies(Policy):
             own = rest.columns(index)
             if "core" in batch and name in batch["core"]:
                 own = own.replace(core=batch["core"][name].map(lambda x, i=index: x[:, i]))  # type: ignore[index, misc, union-attr, arg-type]
-            when = clock if name in self.recorded else LATE
-            made[:, index] = self.policy(name).log_prob(own, mode, when)
+            made[:, index] = self.policy(name).log_prob(own, mode, self.when(name, clock))
         return made
 
     @staticmethod

@@ -13,6 +13,7 @@ import numpy as np
 from rlrun.core.errors import UserError
 from rlrun.core.plugins import is_path
 from rlrun.core.policy import Policy
+from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.policies.exploration import Exploration, Uniform, load_exploration
 from rlrun.policies.league import SELF, LeaguePolicy
@@ -29,6 +30,7 @@ class Competitor(NamedTuple):
     name: str
     seats: tuple[Policy | Exploration, ...]  # who chooses the actions of each agent
     trained: Trained | None = None  # the run; None for players that follow a rule
+    clocks: tuple[Clock, ...] = ()  # by which each agent's policy explores; (): as at the end of its schedules
 
 
 class Match(NamedTuple):
@@ -81,13 +83,14 @@ def of_run(trained: Trained, name: str) -> Competitor:
     assert trained.spec.agents is not None
     policy, count = trained.policy, len(trained.spec.agents.names)
     if not isinstance(policy, SeveralPolicies):
-        return Competitor(name, (policy,) * count, trained)
+        return Competitor(name, (policy,) * count, trained, (trained.clock,) * count)
     of_agent = {agent: part for part, members in policy.members.items() for agent in members}
     seats = (
         policy.scripted[of_agent[agent]] if of_agent[agent] in policy.scripted else policy.policy(of_agent[agent])
         for agent in range(count)
     )
-    return Competitor(name, tuple(seats), trained)
+    clocks = tuple(policy.when(of_agent[agent], trained.clock) for agent in range(count))
+    return Competitor(name, tuple(seats), trained, clocks)
 
 
 def snapshots_of(trained: Trained, name: str, what: str) -> list[Competitor]:
@@ -116,10 +119,13 @@ def by_rule(word: str, spec: EnvSpec, option: str) -> Competitor:
 
 
 def pair(one: Competitor, other: Competitor, agent: int) -> SeveralPolicies:
-    """A policy for all agents, in which `one` plays this agent and `other` plays all others."""
+    """A policy for all agents, in which `one` plays this agent and `other` plays all others.
+
+    Each player explores as at its own checkpoint."""
     members: dict[str, list[int]] = {}
     policies: dict[str, Policy] = {}
     scripted: dict[str, Exploration] = {}
+    clocks: dict[str, Clock] = {}
     for number in range(len(one.seats)):
         side, player = ("one", one) if number == agent else ("other", other)
         chooser = player.seats[number]
@@ -128,9 +134,11 @@ def pair(one: Competitor, other: Competitor, agent: int) -> SeveralPolicies:
         members.setdefault(name, []).append(number)
         if isinstance(chooser, Policy):
             policies[name] = chooser
+            if player.clocks:
+                clocks[name] = player.clocks[number]
         else:
             scripted[name] = chooser
-    return SeveralPolicies(len(one.seats), members, policies, scripted, {})
+    return SeveralPolicies(len(one.seats), members, policies, scripted, {}, clocks)
 
 
 def opponents(trained: Trained, word: str, trust: bool) -> list[Competitor]:

@@ -86,8 +86,34 @@ class Quota:
         return env_steps >= (self.wish.env_steps or 0)
 
 
+class Returns:
+    """Adds up what recorded trajectories say of the returns of episodes, which are those of all agents that count."""
+
+    def __init__(self, spec: EnvSpec):
+        self.spec = spec
+        self.sums: dict[tuple[int, int], float] = {}  # by environment and episode
+        self.parts: set[tuple[int, int]] = set()  # episodes of which not all is there
+
+    def add(self, env: int, episode: int, trajectory: Trajectory) -> None:
+        key = (env, episode)
+        self.sums[key] = self.sums.get(key, 0.0) + self._counted(trajectory)
+        if not trajectory.whole:
+            self.parts.add(key)
+
+    def _counted(self, trajectory: Trajectory) -> float:
+        if self.spec.joint and self.spec.agents is not None:
+            return float(trajectory.reward[trajectory.valid][:, self.spec.agents.counts].sum())
+        return trajectory.ret if self.spec.counts[trajectory.agent] else 0.0
+
+    @property
+    def mean(self) -> float | None:
+        """The mean return of whole episodes; None where there is none."""
+        whole = [value for key, value in self.sums.items() if key not in self.parts]
+        return sum(whole) / len(whole) if whole else None
+
+
 def record(trained: Trained, folder: Path, wish: Wish, way: Way, seed: int, envs: int, command: str) -> dict[str, Any]:
-    """Plays and records. Returns what was written: episodes, env steps and the mean return of whole episodes.
+    """Plays and records. Returns what was written: trajectories, decisions and the mean return of whole episodes.
 
     envs: environments that are stepped together. Raises UserError if the folder cannot take these data."""
     policy, spec = trained.policy, trained.spec
@@ -107,12 +133,12 @@ def record(trained: Trained, folder: Path, wish: Wish, way: Way, seed: int, envs
     recorder = TrajectoryRecorder(folder, spec, fields, who, command, recorded_options(trained.config.env))
     agents = spec.columns_per_env
     quota = Quota(wish, envs)
-    returns: list[float] = []
+    returns = Returns(spec)
 
     def keeps(env: int, episode: int, trajectory: Trajectory) -> bool:
         kept = quota.keeps(env, episode, trajectory)
-        if kept and trajectory.whole:
-            returns.append(trajectory.ret)
+        if kept:
+            returns.add(env, episode, trajectory)
         return kept
 
     recorder.keeps = keeps
@@ -143,6 +169,6 @@ def record(trained: Trained, folder: Path, wish: Wish, way: Way, seed: int, envs
     return {
         "episodes": recorder.writer.episodes,
         "env_steps": recorder.writer.steps,
-        "return_mean": sum(returns) / len(returns) if returns else None,
+        "return_mean": returns.mean,
         "log_prob": bool(kept),
     }

@@ -1,5 +1,7 @@
 """Recording a policy in an environment with several agents."""
 
+import json
+
 import pytest
 
 from rlrun.cli import _dispatch
@@ -31,3 +33,17 @@ def test_episodes_that_end_for_nobody_are_told(tmp_path):
     assert _dispatch(["train", *words, f"run_dir={run}"]) == 0
     with pytest.raises(RunFailed, match="without saying that any agent was terminated or truncated"):
         _dispatch(["record", str(run), "episodes=4", f"to={tmp_path / 'data'}"])
+
+
+@pytest.mark.parametrize("algo", ["ppo", "vdn"])
+@pytest.mark.parametrize("counted, ret", [("[]", 6 + 621 + 818), ("[a,c]", 6 + 818)])
+def test_the_mean_return_is_that_of_whole_episodes(algo, counted, ret, tmp_path, capsys):
+    """It is the sum over the agents that count. Recording ends in the middle of an episode, in which a has died."""
+    run = tmp_path / "run"
+    sizes = SMALL if algo == "ppo" else ["resources=debug", "logger=[]", "algo.num_envs=1"]
+    words = [f"algo={algo}", "env=zoo:CountingAgents", *sizes, f"env.return_of={counted}", "env_steps=16"]
+    assert _dispatch(["train", *words, f"run_dir={run}"]) == 0
+    for much in ("episodes=3", "env_steps=30"):
+        capsys.readouterr()
+        assert _dispatch(["record", str(run), much, "num_envs=2", f"to={tmp_path / much}", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["return_mean"] == ret

@@ -24,6 +24,7 @@ from rlrun.runtime.opponents import (
     of_run,
     opponents,
     outcomes,
+    pair,
     play_pairs,
     seatings,
 )
@@ -174,6 +175,30 @@ def test_the_table_with_snapshots_and_policies_that_see_more(runs, capsys):
     ]  # fmt: skip
     assert all(row[i + 1] == "-" and len(row) == 10 for i, row in enumerate(rows))
     assert "greedy=false draws their actions" in said
+
+
+def test_a_player_explores_as_at_its_own_checkpoint(runs):
+    """DQN plays at random at its first checkpoints and hardly at all at its last ones. A policy of algo=multi that does
+    not learn plays as at the last ones, whatever its run's checkpoint."""
+    train(runs / "wild", "algo=dqn", "algo.learning_starts=10000")
+    fixed = f"algo.fixed={{player_1: {runs / 'wild'}}}"
+    train(runs / "half", "algo=multi", "algo@algo.inner=dqn", "algo.inner.learning_starts=10000", fixed)
+    rock = by_rule(f"{HERE}:Rock", rlrun.load(runs / "wild").spec, "player")
+    seen, first = Batch(observation=torch.eye(4)[[3]].repeat(800, 1)), torch.ones(800, dtype=torch.bool)
+
+    def at_random(run, seat, env_steps=None):
+        made = rlrun.load(runs / run)
+        made.clock = made.clock if env_steps is None else Clock(env_steps=env_steps)
+        told = set()
+        for policy in (pair(of_run(made, run), rock, seat), pair(rock, of_run(made, run), 1 - seat)):
+            rng = torch.Generator().manual_seed(0)
+            moves = policy.act(seen, first, policy.initial_state(800), Clock(), "explore", rng).action[seat::2]
+            told.add(int(moves.bincount().max()) < 200)
+        (same,) = told
+        return same
+
+    assert at_random("wild", 0) and at_random("wild", 1) and not at_random("wild", 0, 10**9)
+    assert at_random("half", 0) and not at_random("half", 1)
 
 
 @pytest.mark.parametrize("words, said", [
