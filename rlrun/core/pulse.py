@@ -31,6 +31,7 @@ class Limits(NamedTuple):
     step_sec: float | None = None
     reset_sec: float | None = None
     start_sec: float = 120.0
+    end_sec: float = 5.0  # for a process to end by itself when it is told to
 
 
 DEFAULT = Limits()

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from rlrun.core.awake import awake
 from rlrun.core.errors import ProcessLost
+from rlrun.core.pulse import DEFAULT, Limits
 from rlrun.core.ranks import Ranks
 from rlrun.dataflow.blackboard import FLAGS, ORDERED, ROOM, Blackboard
 from rlrun.dataflow.meeting import Disconnected, break_off, connections, through, together
@@ -262,11 +263,12 @@ def company(
     timeout_sec: float,
     threads: int,
     stopping_sec: Callable[[], float | None] = lambda: None,
+    limits: Limits = DEFAULT,
 ):
     """Yields the ranks of this process, while learn(ranks) runs in a separate process for every other rank.
 
     Raises RunFailed with the reason when one of them fails. At the end all processes are stopped. learn is pickled.
-    stopping_sec: as Stops has it.
+    stopping_sec: as Stops has it. limits: how long these processes may take to end.
     """
     if world == 1:
         yield Ranks()
@@ -287,4 +289,4 @@ def company(
         finally:
             if ranks is not None:
                 ranks.close()
-            workers.stop()
+            workers.stop_recorders(limits)

@@ -17,6 +17,7 @@ import os
 import selectors
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
@@ -25,7 +26,8 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 from rlrun.core.awake import awake, patiently
-from rlrun.core.errors import Diverged, ProcessLost, RunFailed, explained
+from rlrun.core.errors import Diverged, Notice, ProcessLost, RunFailed, explained
+from rlrun.core.pulse import Limits
 from rlrun.core.variables import variables
 from rlrun.machine.memory import keep_freed
 
@@ -371,14 +373,15 @@ class Workers:
             _, end = self._drain(worker)
             raise (end or ProcessLost(f"{worker.name} {how_it_ended(worker.process)}")) from None
 
-    def stop(self, grace_sec: float = 5.0) -> None:
-        """Ends every process, first by closing its pipe and after grace_sec by SIGKILL. Returns when all have ended.
+    def stop(self, grace_sec: float = Limits().end_sec) -> list[str]:
+        """Ends every process, first by closing its pipe and after grace_sec by SIGKILL. Returns the names of those that
+        were killed when all have ended.
 
         An impatient Ctrl-C ends the grace: processes that live on would keep this one from ever exiting."""
         self.selector.close()
         for worker in self.members:
             worker.pipe.close()
-        deadline = awake() + grace_sec
+        deadline, killed = awake() + grace_sec, []
         try:
             for worker in self.members:
                 worker.process.join(max(0.0, deadline - awake()))
@@ -386,11 +389,21 @@ class Workers:
             for worker in self.members:
                 if worker.process.is_alive():
                     worker.process.kill()
+                    killed.append(worker.name)
             for worker in self.members:
                 worker.process.join()
                 worker.process.close()
             self.members, self.by_handle, self.selector = [], {}, selectors.DefaultSelector()
             self.starting = set()
+        return killed
+
+    def stop_recorders(self, limits: Limits) -> None:
+        """Ends processes that may write a recording at their end, and warns where one was killed over it."""
+        killed = self.stop(limits.end_sec)
+        if killed and limits.end_sec > Limits().end_sec:
+            names = ", ".join(killed)
+            said = f"{names}: not ended after {limits.end_sec:g} s and killed; the last rows were not recorded (record)"
+            warnings.warn(said, Notice, stacklevel=2)
 
 
 def no_word(names: Sequence[str], seconds: float) -> str:

@@ -198,7 +198,10 @@ class _Crew(Unsaved):
             make.limits,
             make.envs,
         )
-        self.workers = self.supervised.workers
+        self.workers, self.limits = self.supervised.workers, make.limits
+
+    def close(self) -> None:
+        self.workers.stop_recorders(self.limits)
 
     @property
     def members(self) -> list[Worker]:

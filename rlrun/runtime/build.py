@@ -408,7 +408,7 @@ def train(
     cut = Cut(learners, plan.needs.cut_share) if plan.needs.cut_share < 1 and learners > 1 else None
     others = functools.partial(learn_elsewhere, plan, cut, saved)
     timeout_sec, threads = plan.config.runner.queue_timeout_sec, plan.resources.learner_threads[0]
-    with company(learners, others, timeout_sec, threads, job.stops.stopping_sec) as ranks:
+    with company(learners, others, timeout_sec, threads, job.stops.stopping_sec, plan.limits()) as ranks:
         job.join(ranks, plan.first_counted)
         build(plan, ranks, cut).learn(job)
 

@@ -45,6 +45,7 @@ from rlrun.samplers.evaluators import EvaluationPlan
 
 # Runners whose samplers may be on several machines.
 SPREAD = ("actor_learner", "on_policy", "replay", "distributed_replay", "evolution")
+RECORDED_SEC = 60.0  # for another learner's process to write the rest of a recording when the run ends
 MAX_EPISODE = 10_000  # rows of the longest episode that complete_episodes makes room for
 
 
@@ -209,11 +210,13 @@ def policy_factory(config: Typed, spec: EnvSpec, resources: Resources, acting: b
 
 
 def limits_of(config: Typed) -> Limits:
-    """Returns how long environments, and processes that start, may take."""
+    """Returns how long environments, and processes that start or end, may take. Learners in processes of their own may
+    have many rows to write when a recording ends."""
     env, start_sec = config.env, config.run.resources.start_timeout_sec
+    end_sec = Limits().end_sec if config.run.record is None else RECORDED_SEC
     if isinstance(env, RecordedConfig):
-        return Limits(start_sec=start_sec)
-    return Limits(env.step_timeout_sec, env.reset_timeout_sec, start_sec)
+        return Limits(start_sec=start_sec, end_sec=end_sec)
+    return Limits(env.step_timeout_sec, env.reset_timeout_sec, start_sec, end_sec)
 
 
 def shards_of(runner: Any) -> int | None:

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import re
 import shutil
+import time
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -24,9 +25,11 @@ from rlrun.config.run import type_config
 from rlrun.config.types import load_yaml, save_yaml
 from rlrun.core.batch import allocate, fragment_layout
 from rlrun.core.errors import Notice, RunFailed, UserError
+from rlrun.core.pulse import Limits
 from rlrun.dataflow.slots import Fragment, Header
 from rlrun.datasets.open import open_source
 from rlrun.datasets.recorder import TrajectoryRecorder
+from rlrun.envs.debug import Counting
 from rlrun.envs.recorded import recorded_options, taken_options
 from rlrun.runtime.played_env import in_environment
 from rlrun.runtime.rundir import checkpoints_of
@@ -38,6 +41,17 @@ def train(*words: str) -> int:
 
     values = compose(*words)
     return start(values, set_by_user(values))
+
+
+class Lingering(Counting):
+    """The first environment of a process takes longer to close than others may take to end."""
+
+    waited = False
+
+    def close(self):
+        if not Lingering.waited:
+            Lingering.waited = True
+            time.sleep(Limits().end_sec + 1)
 
 
 def read(folder) -> list:
@@ -68,12 +82,14 @@ def check_counting(found: list) -> int:
         ["resources.inference=local", "resources.num_samplers=2"],
         ["runner=on_policy", "algo=ppo", "resources.inference=serial", "runner.complete_episodes=true", "env.max_episode_steps=50"],
         ["algo=apex", "algo.inner.fragment_length=5", "algo.inner.learning_starts=50", "resources.num_samplers=2"],
-        ["algo=a3c", "resources.num_learners=2"],
+        ["algo=a3c", "resources.num_learners=2", "env=test_recorder:Lingering"],
+        ["algo=a2c", "resources.num_learners=2", "resources.inference=serial", "env=test_recorder:Lingering"],
     ),
-    ids=("serial", "local", "whole", "apex", "a3c"),
+    ids=("serial", "local", "whole", "apex", "a3c", "lockstep"),
 )  # fmt: skip
 def test_every_decision_is_recorded_once(words, tmp_path):
-    """Observations are counts, so that a lost, doubled or shifted row would be seen."""
+    """Observations are counts, so that a lost, doubled or shifted row would be seen. Also where another learner's process
+    takes longer than others may to end."""
     sizes = [] if "algo=apex" in words else ["algo.fragment_length=5", "algo.batch_size=20"]
     if "algo=ppo" in words:
         sizes += ["algo.minibatch_size=10"]
