@@ -211,7 +211,7 @@ def test_a_commit_has_changes_where_tracked_files_or_sources_differ(tmp_path, mo
         (["plot", "RUNS", "--out", "a.pdf"], "the name must end with .png, .svg or .html"),
         (["plot", "RUNS", "--metric", "learn/loss"], "learn/loss has no value yet"),
         (["plot", "RUNS", "--metric", ","], "--metric ',' names no metric"),
-        (["plot", "RUNS", "--metric="], "--metric '' names no metric"),
+        (["plot", "RUNS", "--metric="], "--metric needs a value"),
         (["plot", "--out", "a.png"], "plot needs run directories"),
         (["plot", "RUNS", "--metrics", "x"], "There is no flag --metrics here. Did you mean --metric"),
         (["plot", "RUNS", "--out", "/nowhere/a.png"], "cannot be written"),
