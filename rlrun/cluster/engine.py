@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from rlrun.core.errors import ProcessLost
+from rlrun.core.pulse import Limits
 from rlrun.machine.nodes import Node
 
 
@@ -63,8 +64,8 @@ class Engine(Protocol):
         """Returns an answer that is there. Raises HostLost if its host has died."""
         ...
 
-    def stop(self, hosts: Sequence[Host]) -> None:
-        """Ends hosts, with their processes."""
+    def stop(self, hosts: Sequence[Host], end_sec: float = Limits().end_sec) -> None:
+        """Ends hosts, with their processes. They have end_sec to do so by themselves."""
         ...
 
     def close(self) -> None: ...

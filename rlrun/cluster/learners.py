@@ -21,6 +21,7 @@ import torch.distributed as dist
 from rlrun.cluster.engine import Engine, Host, HostLost, awaited, places, too_few
 from rlrun.cluster.packing import unpack
 from rlrun.core.errors import ProcessLost, RunFailed, UserError
+from rlrun.core.pulse import Limits
 from rlrun.dataflow.meeting import Disconnected, arrived, serve, through
 from rlrun.dataflow.ranks import ProcessRanks, patience, until_told_to_stop
 from rlrun.machine.nodes import Node, RayConfig
@@ -39,6 +40,7 @@ class LearnersWanted(NamedTuple):
     processes: int  # of one learner, itself included
     start_sec: float  # that a host may take to start
     timeout_sec: float  # of silence between learners
+    end_sec: float = Limits().end_sec  # that a host may take to end
 
     @property
     def world(self) -> int:
@@ -114,7 +116,7 @@ class LearnerHosts:
     def close(self) -> None:
         hosts, self.hosts, self.calls = self.hosts, [], {}
         try:
-            self.engine.stop(hosts)
+            self.engine.stop(hosts, self.wanted.end_sec)
         finally:
             self.engine.close()
 

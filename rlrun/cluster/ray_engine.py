@@ -29,6 +29,7 @@ from rlrun.cluster.engine import Host, HostLost
 from rlrun.cluster.reaper import Reaper
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.installing import install_line
+from rlrun.core.pulse import Limits
 from rlrun.machine.nodes import Node, RayConfig
 
 # Ray notices a dead machine within 15 seconds instead of a minute, and a busy head has two seconds to answer.
@@ -49,7 +50,6 @@ QUIET = {
     # Ray keeps what it knows of the last 100,000 calls for its dashboard, which is off.
     "RAY_task_events_report_interval_ms": "0",
 }
-STOP_SEC = 5.0  # that a host may take to stop its samplers
 PROBE_SEC = 60.0
 REACH_SEC = 10.0  # that a machine may take to answer at all
 LONGEST_TEMP = 8  # letters of the path of a folder for temporary files in which Ray's sockets fit
@@ -409,12 +409,12 @@ class RayEngine:
         except errors.RayError as error:
             raise RunFailed(f"Ray failed: {_short(error)}") from None
 
-    def stop(self, hosts: Sequence[Host]) -> None:
+    def stop(self, hosts: Sequence[Host], end_sec: float = Limits().end_sec) -> None:
         ends = []
         for host in hosts:
             with contextlib.suppress(Exception):  # it may be gone
                 ends.append(host.call("stop"))
-        end = time.monotonic() + STOP_SEC
+        end = time.monotonic() + end_sec
         if ends:
             with contextlib.suppress(Exception):
                 self.ray.wait(ends, num_returns=len(ends), timeout=max(0.0, end - time.monotonic()))

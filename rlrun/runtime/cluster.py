@@ -79,9 +79,9 @@ def learners_elsewhere(plan: Plan, stopping_sec: Callable[[], float | None]) -> 
     told["given"] |= {"num_learners": made.num_learners}
     # What these name lies on this machine, and the first learner sends what it begins with.
     told["config"] |= {"init": None}
-    start_sec, timeout_sec = plan.limits().start_sec, plan.config.runner.queue_timeout_sec
+    limits, timeout_sec = plan.limits(), plan.config.runner.queue_timeout_sec
     learners = [(node.name, count) for node, count in zip(plan.machine.nodes, made.learner_nodes, strict=True)]
-    wanted = LearnersWanted(LEARNERS, told, learners, 1 + samplers, start_sec, timeout_sec)
+    wanted = LearnersWanted(LEARNERS, told, learners, 1 + samplers, limits.start_sec, timeout_sec, limits.end_sec)
     return company_on_nodes(engine_of(cfg, plan.machine.nodes), cfg, wanted, stopping_sec=stopping_sec)
 
 

@@ -90,7 +90,7 @@ class Apart:
             raise value
         return value
 
-    def stop(self, hosts):
+    def stop(self, hosts, end_sec=5.0):
         for host in hosts:
             host.pipe.close()
             host.process.join(0 if host.silent else 5)

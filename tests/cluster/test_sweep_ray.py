@@ -51,7 +51,7 @@ class Alone:
             raise answer
         return answer
 
-    def stop(self, hosts):
+    def stop(self, hosts, end_sec=5.0):
         for host in hosts:
             host.call("stop")
 

@@ -73,7 +73,7 @@ class Together:
             raise value
         return value
 
-    def stop(self, hosts):
+    def stop(self, hosts, end_sec=5.0):
         for host in hosts:
             if not host.gone:
                 host.made.stop()
