@@ -85,7 +85,7 @@ class PopulationTraining:
         self.pending: list[list[Any]] = []  # takeovers that are decided but not done: loser, winner, values
         self.exploited = 0  # the newest generation after which takeovers were decided
         self.queue: list[Member] = []
-        self.out: set[str] = set()  # the members whose jobs are running or were interrupted in this session
+        self.out: set[str] = set()  # the members whose jobs are running, or were interrupted or lost in this session
         self.state = folder / "population.json"
         self.generations = math.ceil(env_steps / every)
         self.rng = np.random.default_rng([seed, 0])
@@ -189,7 +189,7 @@ class PopulationTraining:
 
     def done(self, outcome: Outcome) -> None:
         member = next(one for one in self.members if one.name == outcome.job.name)
-        if outcome.status == "INTERRUPTED":
+        if outcome.status == "INTERRUPTED" or outcome.lost:
             return  # it stays in self.out, because the others wait for it until the sweep is resumed
         self.out.remove(member.name)
         if outcome.status not in DONE:

@@ -155,10 +155,11 @@ def test_a_failed_member_that_is_tried_again_catches_up(tmp_path, capsys, saved)
     assert [step for _, step in play(later, tmp_path, SCORES.get)] == [400] * 4 and later.next() is None
 
 
-def test_a_population_waits_for_a_member_that_was_interrupted(tmp_path):
+@pytest.mark.parametrize(("status", "lost"), [("INTERRUPTED", False), ("FAILED", True)])
+def test_a_population_waits_for_a_member_that_was_interrupted_or_lost(tmp_path, status, lost):
     supply = population(tmp_path)
     first, *others = iter(supply.next, None)
-    supply.done(Outcome(job=first, status="INTERRUPTED"))
+    supply.done(Outcome(job=first, status=status, lost=lost))
     for job in others:
         supply.done(Outcome(job=job, status="COMPLETED", summary={"return_mean": 1.0, "env_steps": 100}))
     assert supply.next() is None and population(tmp_path).next().name == first.name
