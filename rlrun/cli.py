@@ -32,7 +32,7 @@ FLAGS = (
     "--json",
 )
 BESIDE_CFG = ("--package", "-p", "--resolve")
-SHORT_FLAGS = ("-h", "-c", "-p", "-i", "-sc")
+SHORT_FLAGS = ("-h", "-c", "-p", "-i")
 
 
 def usage() -> str:

@@ -112,6 +112,7 @@ BAD = [
     ([*CARTPOLE, "-p=foo"], "-p=foo is not a flag here"),
     ([*CARTPOLE, "--resolve"], "--resolve changes what --cfg job prints"),
     (["train", "--shell-completion", *CARTPOLE[1:]], "--shell-completion is not a flag"),
+    (["train", "-sc", "query=bash", *CARTPOLE[1:]], "-sc is not a flag here"),
     (["compare", "a", "a", "--foo"], "There is no flag --foo here. This command takes no flags."),
     (["setup", "--plan"], "name them, as in rlrun setup mujoco --plan"),
     (["train", "resume=runs/some"], "rlrun resume RUN_DIR goes on with one"),
