@@ -436,11 +436,17 @@ class OpenTurns(Turns):
 
 class Stateful(CountingAgents):
     """Has a state of its own: episode and step. "misspelt": state() has a bug; "not there": a wrapper passes it on to
-    what has none."""
+    what has none; "data": one passes it on to what keeps data under this name."""
 
     def __init__(self, kind="own"):
         super().__init__()
         self.kind, self.inside = kind, CountingAgents()
+        if kind == "data":
+            self.inside.state = {"a": 0}
+
+    @property
+    def unwrapped(self):
+        return self.inside if self.kind in ("not there", "data") else self
 
     def state(self):
         if self.kind == "own":

@@ -25,10 +25,14 @@ def state_size(cfg: AgentsConfig) -> int | None:
 def state_of(game: ParallelGame | TupleGame) -> np.ndarray | None:
     """The environment's own state, flat; None if it has none (that of PettingZoo's classic games is not implemented).
     Raises whatever state() raises."""
+    inside = getattr(game.env, "unwrapped", game.env)
     # Gymnasium's wrappers hide the methods of what they wrap, and PettingZoo's pass them on.
-    state = getattr(game.env.unwrapped if isinstance(game, TupleGame) else game.env, "state", None)
+    state = getattr(inside if isinstance(game, TupleGame) else game.env, "state", None)
+    # PettingZoo's rps_v2 keeps data under this name, which its wrappers would call.
+    if not callable(state) or not callable(getattr(inside, "state", state)):
+        return None
     try:
-        return np.asarray(state(), dtype=np.float32).reshape(-1) if callable(state) else None
+        return np.asarray(state(), dtype=np.float32).reshape(-1)
     except NotImplementedError:
         return None
     except AttributeError as error:

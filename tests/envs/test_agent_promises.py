@@ -49,7 +49,12 @@ def test_an_environment_whose_state_raises_is_made_anew(reader, when):
 def test_a_state_with_a_bug_is_not_taken_for_none(reader):
     with pytest.raises(UserError, match=r"env=zoo:Stateful fails in state: AttributeError: .*'epissode'.* \(.*zoo\.py"):
         made("zoo:Stateful", "+env.kwargs.kind=misspelt", algo=STATES[reader], **{reader: True})
-    env = made("zoo:Stateful", "+env.kwargs.kind='not there'", algo=STATES[reader], **{reader: True})
+
+
+@pytest.mark.parametrize("reader", STATES)
+@pytest.mark.parametrize("kind", ["not there", "data"])
+def test_a_wrapper_around_what_has_no_state_has_none(reader, kind):
+    env = made("zoo:Stateful", f"+env.kwargs.kind='{kind}'", algo=STATES[reader], **{reader: True})
     assert "has no state of its own" in env.spec.notes[-1]
 
 
