@@ -132,6 +132,7 @@ class Turns:
 
     possible_agents = ("player_0", "player_1")
     agent_selection = "player_0"
+    metadata, render_mode = {}, None
 
     def __init__(self):
         self.agents = []
@@ -239,6 +240,12 @@ class Elimination(Turns):
             self.following = self.following or self.agent_selection
             self.agent_selection = ended[0] if ended else self.following
             self.following = self.following if ended else None
+
+
+def elimination_in_parallel():
+    from pettingzoo.utils.conversions import turn_based_aec_to_parallel
+
+    return turn_based_aec_to_parallel(Elimination())
 
 
 class LateTurns(Turns):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
@@ -233,7 +234,7 @@ class TupleGame:
 def make_game(cfg: AgentsConfig, render: bool = False) -> ParallelGame | TupleGame:
     """Makes one environment. Raises UserError if it cannot be made or is none with several agents."""
     try:
-        made = _made(cfg, render)
+        made = turns_inside(_made(cfg, render))
     except UserError:
         raise
     except Exception as error:  # the user's own constructor may raise anything
@@ -282,6 +283,15 @@ def _made(cfg: AgentsConfig, render: bool) -> Any:
     if name in gymnasium.registry:
         return registered(name)
     return called(load_object(cfg.name, "env", bases()))
+
+
+def turns_inside(env: Any) -> Any:
+    """The turn-based (AEC) environment inside of PettingZoo's turn_based_aec_to_parallel(), or any other as it is.
+
+    That wrapper keeps an agent that is out in `agents` until its turn, which only the AEC interface allows."""
+    conversions = sys.modules.get("pettingzoo.utils.conversions")  # whoever has wrapped one has imported it
+    wrapper = getattr(conversions, "turn_based_aec_to_parallel_wrapper", None)
+    return env.aec_env if type(env) is wrapper else env
 
 
 def takes_render_mode(make: Callable[..., Any]) -> bool:

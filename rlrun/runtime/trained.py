@@ -23,6 +23,7 @@ from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Discrete, EnvSpec, MultiBinary, MultiDiscrete, described, executed, leaves
 from rlrun.envs import registry
+from rlrun.envs.agent_games import turns_inside
 from rlrun.envs.agent_rows import action_of, agent_rows, write_agent, write_id
 from rlrun.envs.agents import AgentsSpec
 from rlrun.envs.atari import AtariConfig, ScreenStack
@@ -167,7 +168,7 @@ class Trained:
         if not getattr(self.spec, "turns", False):
             return obs
         if env is not None:
-            return (env.agent_selection,)
+            return (turns_inside(env).agent_selection,)
         if "prev_action" in self.spec.obs and len(obs) > 1:
             raise ValueError("this policy is told the last actions of agents that take turns: act(obs, env=env)")
         return obs

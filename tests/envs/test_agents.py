@@ -198,6 +198,17 @@ def test_a_player_that_ends_before_its_turn_waits_until_it_is_taken_out(first):
         assert step.reward.tolist() == [now in (0, 2), now in (1, 3), -5.0 * (now == last == 1)]
 
 
+def test_turns_inside_of_pettingzoos_parallel_wrapper_have_the_same_rows():
+    """The wrapper keeps a player that has ended among its agents until its turn."""
+    pytest.importorskip("pettingzoo")
+    (spec, bare), (same, wrapped) = (made(f"zoo:{name}", count=1) for name in ("Elimination", "elimination_in_parallel"))
+    assert same.turns and same.obs == spec.obs
+    for (seen, _, step), (shown, _, other) in zip(walk(bare, 10), walk(wrapped, 10), strict=True):
+        assert all((seen[name] == shown[name]).all() for name in seen)
+        for name in ("valid", "decided", "reward", "terminated", "truncated"):
+            assert getattr(step, name).tolist() == getattr(other, name).tolist()
+
+
 def test_a_player_that_appears_plays_what_its_info_says_is_legal():
     """It moves in the step after it has appeared."""
     _, env = made("zoo:LateTurns", count=1)

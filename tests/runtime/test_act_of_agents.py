@@ -34,7 +34,10 @@ def test_legal_actions_are_needed_wherever_they_are_told(tmp_path, where):
         obs, _, _, _, infos = env.step(policy.act({a: obs[a] for a in env.agents}))  # it refuses an illegal action
 
 
-def test_agents_that_wait_remember_what_they_did_in_training(tmp_path):
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_agents_that_wait_remember_what_they_did_in_training(tmp_path, wrapped):
+    """wrapped: act() is given the game inside of PettingZoo's parallel wrapper."""
+    conversions = pytest.importorskip("pettingzoo.utils.conversions") if wrapped else None
     policy = trained(tmp_path / "run", *PPO, *MEMORY, "env=zoo:OpenTurns", "env_steps=64")
     cfg = policy.config.env
     rows = Factory(cfg=cfg, spec=policy.spec, seeds=Seeds(0), stream="eval", learning=False)(0, 1)
@@ -42,12 +45,13 @@ def test_agents_that_wait_remember_what_they_did_in_training(tmp_path):
     state = policy.policy.initial_state(2)
     env = policy.make_env()
     env.reset(seed=0)
+    given = conversions.turn_based_aec_to_parallel(env) if wrapped else env
     with pytest.raises(ValueError, match=r"take turns: act\(obs, env=env\)"):
         policy.act({agent: env.observe(agent) for agent in env.agents})
     for move in range(8):
         act = policy.policy.act(seen, first, state, policy.clock, "greedy", policy.rng)
         mover = env.agent_selection
-        actions = policy.act({agent: env.observe(agent) for agent in env.agents}, env=env)
+        actions = policy.act({agent: env.observe(agent) for agent in env.agents}, env=given)
         assert actions[mover] == act.action[env.possible_agents.index(mover)]
         for name, remembered in policy.memory(2).items():
             torch.testing.assert_close(remembered, act.state[name], msg=f"{name} after move {move}")
