@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
@@ -119,7 +119,8 @@ class TurnsGame(ParallelGame):
 
     def reset(self, seed: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
         self.env.reset(seed=seed)
-        self._bury()
+        for _ in self._bury():
+            pass
         self.present = tuple(self.env.agents)
         return self._seen(self.present), dict(self.env.infos)
 
@@ -135,25 +136,43 @@ class TurnsGame(ParallelGame):
                 (env.infos, {}),
             )
         )
-        obs = self._seen(there)
-        buried = self._bury()
+        obs, buried = self._seen(there), False
+        for paid in self._bury():  # which may pay and end others too, such as the last one who is left
+            buried = True
+            reward |= {agent: reward[agent] + more for agent, more in paid.items() if agent in reward}
+            going = [agent for agent in there if agent in env.agents and not (terminated[agent] or truncated[agent])]
+            ended = [agent for agent in going if self._has_ended(agent)]
+            obs |= self._seen(ended)
+            for ends, told in ((terminated, env.terminations), (truncated, env.truncations)):
+                ends |= {agent: told.get(agent, False) for agent in ended}
         self.present = tuple(env.agents)
+        lost = [a for a in there if a not in self.present and not (terminated[a] or truncated[a])]
         for ends in (terminated, truncated):
             ends.update(dict.fromkeys(set(there).intersection(self.present), False))
         # Only now is it known who moves next, which masks of legal actions may depend on.
         again = [agent for agent in self.present if buried or agent not in there]
         obs |= self._seen(again)
         info |= {agent: env.infos.get(agent, {}) for agent in again}
-        return AgentsStep(obs, reward, terminated, truncated, info)
+        # Who is gone without an end is shown nothing, so that AgentsEnv says that it was lost.
+        return AgentsStep({a: seen for a, seen in obs.items() if a not in lost}, reward, terminated, truncated, info)
 
-    def _bury(self) -> bool:
-        """Takes out agents that have ended: the interface asks for a step with None for each. Returns whether there
-        were any."""
-        env, buried = self.env, False
-        while env.agents and (env.terminations[env.agent_selection] or env.truncations[env.agent_selection]):
+    def _has_ended(self, agent: str) -> bool:
+        return bool(self.env.terminations.get(agent) or self.env.truncations.get(agent))
+
+    def _bury(self) -> Iterator[dict[str, float]]:
+        """Takes out agents that have ended: the interface asks for a step with None for each. Yields what each of these
+        steps paid the others."""
+        env = self.env
+        while env.agents and self._has_ended(env.agent_selection):
+            others, before = [agent for agent in env.agents if agent != env.agent_selection], self._paid()
             env.step(None)
-            buried = True
-        return buried
+            after = self._paid()
+            yield {agent: after[agent] - before[agent] for agent in others if agent in before and agent in after}
+
+    def _paid(self) -> dict[str, float]:
+        """What agents have been paid since their last moves. `rewards` would not do, because not every game clears them
+        in a step that takes an agent out."""
+        return dict(getattr(self.env, "_cumulative_rewards", {}))
 
 
 class TupleGame:

@@ -198,6 +198,21 @@ def test_a_player_that_ends_before_its_turn_waits_until_it_is_taken_out(first):
         assert step.reward.tolist() == [now in (0, 2), now in (1, 3), -5.0 * (now == last == 1)]
 
 
+@pytest.mark.parametrize("how", ["terminations", "truncations"])
+def test_what_happens_while_players_are_taken_out_belongs_to_the_move_before(how):
+    """The last one's reward and end, and what it sees then: as by PettingZoo's own loop."""
+    _, env = made("turns:Survivor", f"+env.kwargs.how={how}", count=1)
+    steps = [step._replace(obs={k: np.array(part) for k, part in step.obs.items()}) for _, _, step in walk(env, 8)]
+    for now, step in enumerate(steps):
+        over = now % 4 == 2  # three moves and a row that only resets
+        assert step.valid.tolist() == [now % 4 < 3] * 3 and step.is_first.all() == (now % 4 == 3)
+        assert step.reward.tolist() == [3.0 * over, 0, 0], "2 for the move, and 1 for being left"
+        assert step.terminated.tolist() == [over and how == "terminations", over, over]
+        assert step.truncated.tolist() == [over and how == "truncations", False, False]
+        moves = (now + 1) % 4
+        assert step.obs["observation"].tolist() == [[moves, 3 - 2 * over], [moves, 3], [moves, 3]]
+
+
 def test_a_player_that_appears_plays_what_its_info_says_is_legal():
     """It moves in the step after it has appeared."""
     _, env = made("zoo:LateTurns", count=1)
