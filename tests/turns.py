@@ -8,7 +8,8 @@ class Survivor(Turns):
     """Three players see the number of moves and how many are left. The third move pays player_0 2 and ends the others;
     when they are taken out, player_0 is paid 1 more and ends.
 
-    how: what player_0's end is, terminations or truncations; "lost": it is taken out without one."""
+    how: what player_0's end is, terminations or truncations; "lost": it is taken out without one; "stuck": a step with
+    None does nothing, so that nobody is taken out."""
 
     possible_agents = ("player_0", "player_1", "player_2")
 
@@ -27,7 +28,7 @@ class Survivor(Turns):
         mover = self.agent_selection
         if self.terminations[mover] or self.truncations[mover]:
             assert action is None, f"{mover} has ended"
-            return self._take_out(mover)
+            return self._take_out(mover) if self.how != "stuck" else None
         self.moves += 1
         self._clear()
         self.agent_selection = self.possible_agents[self.moves % 3]

@@ -23,6 +23,12 @@ from rlrun.envs.gym_spaces import MASK, UNTOLD, masks_of_agents
 from rlrun.envs.limits import TimeLimits
 from rlrun.envs.names import check_present, over_agents, petting_zoo
 
+# What an AEC environment does wrong whose step(None) does nothing, and how to mend it.
+LEFT_IN = "agents that have ended are not taken out by step(None)"
+TAKE_OUT = (
+    "begin step() with: if self.terminations[agent] or self.truncations[agent]: self._was_dead_step(action); return"
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class AgentsConfig(TimeLimits):
@@ -161,13 +167,16 @@ class TurnsGame(ParallelGame):
 
     def _bury(self) -> Iterator[dict[str, float]]:
         """Takes out agents that have ended: the interface asks for a step with None for each. Yields what each of these
-        steps paid the others."""
+        steps paid the others. Raises TypeError if the game does not take them out."""
         env = self.env
-        while env.agents and self._has_ended(env.agent_selection):
+        for _ in range(2 * len(self.agents) + 2):
+            if not env.agents or not self._has_ended(env.agent_selection):
+                return
             others, before = [agent for agent in env.agents if agent != env.agent_selection], self._paid()
             env.step(None)
             after = self._paid()
             yield {agent: after[agent] - before[agent] for agent in others if agent in before and agent in after}
+        raise TypeError(f"{LEFT_IN}: {TAKE_OUT}")
 
     def _paid(self) -> dict[str, float]:
         """What agents have been paid since their last moves. `rewards` would not do, because not every game clears them

@@ -73,6 +73,7 @@ def test_a_broken_promise_is_named(fault, said):
     ("how", "said"),
     [
         ("lost", "lost the agent 'player_0' in step 3 without saying that it ended"),
+        ("stuck", r"failed in step 3 on .*not taken out by step\(None\): begin step\(\) with: if self.terminations"),
     ],
 )
 def test_players_that_cannot_be_taken_out_are_named(how, said):
