@@ -51,6 +51,7 @@ class AgentsStep(NamedTuple):
     terminated: dict[str, bool]
     truncated: dict[str, bool]
     info: dict[str, Any]
+    out: frozenset[str] = frozenset()  # agents that have terminated and wait until the game takes them out
 
 
 class Game(Protocol):
@@ -97,9 +98,9 @@ class ParallelGame:
         return obs, info
 
     def step(self, actions: dict[str, Any]) -> AgentsStep:
-        outcome = AgentsStep(*self.env.step(actions))
+        obs, reward, terminated, truncated, info = self.env.step(actions)
         self.present = tuple(self.env.agents)
-        return outcome
+        return AgentsStep(obs, reward, terminated, truncated, info)
 
     def render(self) -> Any:
         return self.env.render()
@@ -160,7 +161,9 @@ class TurnsGame(ParallelGame):
         obs |= self._seen(again)
         info |= {agent: env.infos.get(agent, {}) for agent in again}
         # Who is gone without an end is shown nothing, so that AgentsEnv says that it was lost.
-        return AgentsStep({a: seen for a, seen in obs.items() if a not in lost}, reward, terminated, truncated, info)
+        obs = {agent: seen for agent, seen in obs.items() if agent not in lost}
+        out = frozenset(agent for agent in self.present if env.terminations.get(agent))
+        return AgentsStep(obs, reward, terminated, truncated, info, out)
 
     def _has_ended(self, agent: str) -> bool:
         return bool(self.env.terminations.get(agent) or self.env.truncations.get(agent))

@@ -343,6 +343,7 @@ class AgentsEnv:
         if limit is not None and self.taken[env] >= limit and not over:
             over = True
             for column in there:
+                terminated[column] |= self.names[column - first] in outcome.out
                 truncated[column] = not terminated[column]
         if self.cfg.time_limit == "termination":
             terminated[there] |= truncated[there]
@@ -361,7 +362,7 @@ class AgentsEnv:
                 self._note_unseen_end(env, self.names[column - first])
         self._write_state(env)
         self.there[columns] = False
-        for agent in present:
+        for agent in present - outcome.out if over else present:
             self.there[first + self.index[agent]] = True
         self.ended[env] = over
         for agent, told_of in outcome.info.items():

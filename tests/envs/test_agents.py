@@ -331,6 +331,22 @@ def test_own_limits_end_all_agents():
         assert (end.terminated == (kept.terminated | kept.truncated)).all() and (end.valid == kept.valid).all()
 
 
+def test_a_limit_does_not_truncate_a_player_that_is_out():
+    """player_2 has terminated and waits to be taken out. Nothing is bootstrapped from it, so it is no part of the last
+    state of algorithms that learn all agents together."""
+    _, env = made("zoo:Elimination", "env.max_episode_steps=1", count=1)
+    for t, (_, _, step) in enumerate(walk(env, 4)):
+        cut = t % 2 == 0  # a move and a row that only resets
+        assert step.valid.tolist() == [cut] * 3
+        assert step.terminated.tolist() == [False, False, cut] and step.truncated.tolist() == [cut, cut, False]
+    for limit, alive in ((1, [1, 1, 0]), (3, [1, 1, 1])):  # the second goes on, and may still pay player_2
+        cfg = type_config(compose("algo=qmix", "env=zoo:Elimination", f"env.max_episode_steps={limit}")).env
+        spec = registry.make_spec(cfg, joint=True)
+        env = registry.Factory(cfg=cfg, spec=spec, seeds=Seeds(3), stream="env", learning=True)(0, 1)
+        (_, _, step), *_ = walk(env, 1)
+        assert step.obs["alive"].tolist() == [alive] and step.truncated.tolist() == [limit == 1]
+
+
 def test_all_rewards_of_mpe_are_counted():
     """25 rewards for each agent: PyMARL's and EPyMARL's wrappers lose the last."""
     pytest.importorskip("mpe2")
