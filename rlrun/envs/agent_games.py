@@ -203,7 +203,7 @@ class TupleGame:
         self.agents = tuple(f"agent_{number}" for number in range(len(obs.spaces)))
         self.both = dict(zip(self.agents, zip(obs.spaces, action.spaces, strict=True), strict=True))
         self.present: Sequence[str] = ()
-        self.masked = False
+        self.masked = False  # whether it has told what is legal
 
     @property
     def deciding(self) -> Sequence[str]:
@@ -216,8 +216,14 @@ class TupleGame:
         obs, info = self.env.reset(seed=seed)
         self.present, self.taken = self.agents, 0
         masks = masks_of_agents(info, len(self.agents))
-        self.masked = bool(masks)
+        self._check_told(masks)
         return dict(zip(self.agents, obs, strict=True)), self._infos(info, masks)
+
+    def _check_told(self, masks: Sequence[Any]) -> None:
+        """Raises TypeError for an info without masks after one with them: every action would count as legal."""
+        if self.masked and not masks:
+            raise TypeError(UNTOLD)
+        self.masked = bool(masks)
 
     def _infos(self, info: Any, masks: Sequence[Any]) -> dict[str, Any]:
         """An info by agent."""
@@ -238,8 +244,8 @@ class TupleGame:
             terminated, truncated = False, True
         many = len(self.agents)
         masks = masks_of_agents(info, many)
-        if self.masked and not masks and not (terminated or truncated):
-            raise TypeError(UNTOLD)
+        if not (terminated or truncated):
+            self._check_told(masks)
         given = np.asarray(reward, dtype=np.float64)
         paid = given.tolist() if given.ndim else [float(given) / many] * many
         if terminated or truncated:

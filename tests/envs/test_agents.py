@@ -302,6 +302,11 @@ def test_the_info_of_a_tuple_has_a_mask_for_each_agent():
             np.testing.assert_equal(step.info["clock"], [t % 6 + 1, np.nan] * 2)
     with pytest.raises(EnvError, match=r"in step 1 .*an action_mask in some of its infos, and not in this one"):
         list(walk(made("zoo:TupleOfMasks", "+env.kwargs.told=reset")[1], 1))
+    for told in ("once", "step"):
+        steps = walk(made("zoo:TupleOfMasks", f"+env.kwargs.told={told}")[1], 6, lambda obs: np.ones(4, np.int64))
+        assert len([next(steps) for _ in range(5)]) == 5, "the first episode"
+        with pytest.raises(EnvError, match=r"failed in reset: .*an action_mask in some of its infos, and not in"):
+            next(steps)
     with pytest.raises(UserError, match=r"fails in reset: .*a mask for each agent: tell a tuple of 2"):
         made("zoo:TupleOfMasks", "+env.kwargs.told=one")
 
