@@ -311,18 +311,21 @@ class TupleEnv(Env):
 
 class TupleOfMasks(TupleEnv):
     """A TupleEnv in which the first agent may only take action 1, and the other one 1 or 3, as its infos say: all of
-    them, those of reset() alone, or in one mask for both (`told`)."""
+    them, those of reset() alone, all but those of later resets ("once"), those of step() alone, or in one mask for both
+    (`told`)."""
 
     def __init__(self, told="every"):
         super().__init__()
-        self.told = told
+        self.told, self.resets = told, 0
 
     def _info(self):
         masks = (np.array([0, 1], np.int8), [0, 1, 0, 1])
         return {"action_mask": masks if self.told != "one" else np.concatenate(masks), "clock": float(self.now)}
 
     def reset(self, *, seed=None, options=None):
-        return super().reset(seed=seed)[0], self._info()
+        self.resets += 1
+        tells = self.told != "step" and (self.told != "once" or self.resets == 1)
+        return super().reset(seed=seed)[0], self._info() if tells else {}
 
     def step(self, action):
         assert action[0] == 1 and action[1] in (1, 3), "a masked action was played"

@@ -8,7 +8,7 @@ import functools
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
@@ -23,6 +23,12 @@ from rlrun.envs.games import GAMES, Together
 from rlrun.envs.gym_spaces import MASK, UNTOLD, masks_of_agents
 from rlrun.envs.limits import TimeLimits
 from rlrun.envs.names import check_present, over_agents, petting_zoo
+
+# What an AEC environment does wrong whose step(None) does nothing, and how to mend it.
+LEFT_IN = "agents that have ended are not taken out by step(None)"
+TAKE_OUT = (
+    "begin step() with: if self.terminations[agent] or self.truncations[agent]: self._was_dead_step(action); return"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +52,7 @@ class AgentsStep(NamedTuple):
     terminated: dict[str, bool]
     truncated: dict[str, bool]
     info: dict[str, Any]
+    out: frozenset[str] = frozenset()  # agents that have terminated and wait until the game takes them out
 
 
 class Game(Protocol):
@@ -92,9 +99,9 @@ class ParallelGame:
         return obs, info
 
     def step(self, actions: dict[str, Any]) -> AgentsStep:
-        outcome = AgentsStep(*self.env.step(actions))
+        obs, reward, terminated, truncated, info = self.env.step(actions)
         self.present = tuple(self.env.agents)
-        return outcome
+        return AgentsStep(obs, reward, terminated, truncated, info)
 
     def render(self) -> Any:
         return self.env.render()
@@ -120,7 +127,8 @@ class TurnsGame(ParallelGame):
 
     def reset(self, seed: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
         self.env.reset(seed=seed)
-        self._bury()
+        for _ in self._bury():
+            pass
         self.present = tuple(self.env.agents)
         return self._seen(self.present), dict(self.env.infos)
 
@@ -136,25 +144,48 @@ class TurnsGame(ParallelGame):
                 (env.infos, {}),
             )
         )
-        obs = self._seen(there)
-        buried = self._bury()
+        obs, buried = self._seen(there), False
+        for paid in self._bury():  # which may pay and end others too, such as the last one who is left
+            buried = True
+            reward |= {agent: reward[agent] + more for agent, more in paid.items() if agent in reward}
+            going = [agent for agent in there if agent in env.agents and not (terminated[agent] or truncated[agent])]
+            ended = [agent for agent in going if self._has_ended(agent)]
+            obs |= self._seen(ended)
+            for ends, told in ((terminated, env.terminations), (truncated, env.truncations)):
+                ends |= {agent: told.get(agent, False) for agent in ended}
         self.present = tuple(env.agents)
+        lost = [a for a in there if a not in self.present and not (terminated[a] or truncated[a])]
         for ends in (terminated, truncated):
             ends.update(dict.fromkeys(set(there).intersection(self.present), False))
         # Only now is it known who moves next, which masks of legal actions may depend on.
         again = [agent for agent in self.present if buried or agent not in there]
         obs |= self._seen(again)
         info |= {agent: env.infos.get(agent, {}) for agent in again}
-        return AgentsStep(obs, reward, terminated, truncated, info)
+        # Who is gone without an end is shown nothing, so that AgentsEnv says that it was lost.
+        obs = {agent: seen for agent, seen in obs.items() if agent not in lost}
+        out = frozenset(agent for agent in self.present if env.terminations.get(agent))
+        return AgentsStep(obs, reward, terminated, truncated, info, out)
 
-    def _bury(self) -> bool:
-        """Takes out agents that have ended: the interface asks for a step with None for each. Returns whether there
-        were any."""
-        env, buried = self.env, False
-        while env.agents and (env.terminations[env.agent_selection] or env.truncations[env.agent_selection]):
+    def _has_ended(self, agent: str) -> bool:
+        return bool(self.env.terminations.get(agent) or self.env.truncations.get(agent))
+
+    def _bury(self) -> Iterator[dict[str, float]]:
+        """Takes out agents that have ended: the interface asks for a step with None for each. Yields what each of these
+        steps paid the others. Raises TypeError if the game does not take them out."""
+        env = self.env
+        for _ in range(2 * len(self.agents) + 2):
+            if not env.agents or not self._has_ended(env.agent_selection):
+                return
+            others, before = [agent for agent in env.agents if agent != env.agent_selection], self._paid()
             env.step(None)
-            buried = True
-        return buried
+            after = self._paid()
+            yield {agent: after[agent] - before[agent] for agent in others if agent in before and agent in after}
+        raise TypeError(f"{LEFT_IN}: {TAKE_OUT}")
+
+    def _paid(self) -> dict[str, float]:
+        """What agents have been paid since their last moves. `rewards` would not do, because not every game clears them
+        in a step that takes an agent out."""
+        return dict(getattr(self.env, "_cumulative_rewards", {}))
 
 
 class TupleGame:
@@ -173,7 +204,7 @@ class TupleGame:
         self.agents = tuple(f"agent_{number}" for number in range(len(obs.spaces)))
         self.both = dict(zip(self.agents, zip(obs.spaces, action.spaces, strict=True), strict=True))
         self.present: Sequence[str] = ()
-        self.masked = False
+        self.masked = False  # whether it has told what is legal
 
     @property
     def deciding(self) -> Sequence[str]:
@@ -186,8 +217,14 @@ class TupleGame:
         obs, info = self.env.reset(seed=seed)
         self.present, self.taken = self.agents, 0
         masks = masks_of_agents(info, len(self.agents))
-        self.masked = bool(masks)
+        self._check_told(masks)
         return dict(zip(self.agents, obs, strict=True)), self._infos(info, masks)
+
+    def _check_told(self, masks: Sequence[Any]) -> None:
+        """Raises TypeError for an info without masks after one with them: every action would count as legal."""
+        if self.masked and not masks:
+            raise TypeError(UNTOLD)
+        self.masked = bool(masks)
 
     def _infos(self, info: Any, masks: Sequence[Any]) -> dict[str, Any]:
         """An info by agent."""
@@ -208,8 +245,8 @@ class TupleGame:
             terminated, truncated = False, True
         many = len(self.agents)
         masks = masks_of_agents(info, many)
-        if self.masked and not masks and not (terminated or truncated):
-            raise TypeError(UNTOLD)
+        if not (terminated or truncated):
+            self._check_told(masks)
         given = np.asarray(reward, dtype=np.float64)
         paid = given.tolist() if given.ndim else [float(given) / many] * many
         if terminated or truncated:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
-import gymnasium
 import numpy as np
 
 from rlrun.core.env import Rows, Step, map_rows
@@ -21,10 +20,11 @@ from rlrun.core.errors import EnvError, UserError, closest, told
 from rlrun.core.pulse import RESET, doing, next_step
 from rlrun.core.restarts import Remade
 from rlrun.core.seeding import Seeds
-from rlrun.core.specs import Agents, Box, Discrete, EnvSpec, MultiBinary, Space, any_legal, described, leaves, mask_size
+from rlrun.core.specs import Agents, Box, Discrete, EnvSpec, MultiBinary, Space, any_legal, leaves, mask_size
 from rlrun.envs.agent_games import AgentsConfig, AgentsStep, ParallelGame, TupleGame, make_game
-from rlrun.envs.agent_rows import AgentSpaces, action_of, agent_rows, blank, has_entry, one_of, write_agent, write_id
-from rlrun.envs.gym_spaces import MASK, observation_spaces, to_space, typed_actions
+from rlrun.envs.agent_rows import AgentSpaces, action_of, agent_rows, blank, one_of, write_agent, write_id
+from rlrun.envs.agent_spaces import common, spaces_of, with_id
+from rlrun.envs.gym_spaces import MASK, typed_actions
 from rlrun.envs.infos import numbers_of
 from rlrun.envs.names import numbered
 from rlrun.envs.own_state import state_of
@@ -32,65 +32,7 @@ from rlrun.envs.own_state import state_of
 GROUP = "agents"  # the name of the group of all agents, which share one policy
 
 
-# -- spaces ------------------------------------------------------------------------------------------------------------
-
-
-def spaces_of(game: ParallelGame | TupleGame, name: str) -> dict[str, AgentSpaces]:
-    """The spaces of all agents. Raises UserError for spaces that rlrun does not support, and for agents whose names are
-    no texts."""
-    made = {}
-    for agent in game.agents:
-        if not isinstance(agent, str):
-            raise UserError(
-                f"possible_agents of {name} holds {agent!r}, which is no text: name agents by texts, such as player_0"
-            )
-        obs, action = game.spaces(agent)
-        what = f"{name} ({agent})"
-        taken = to_space(action, "action", what)
-        made[agent] = AgentSpaces(_observation(obs, taken, what), taken)
-    return made
-
-
-def _observation(space: gymnasium.Space, action: Space, name: str) -> dict[str, Space]:
-    found = observation_spaces(space, action, name)
-    # Classic games show {"observation", "action_mask"}: what is left is the observation itself.
-    if MASK in found and has_entry(found["observation"]):
-        found["observation"] = found["observation"].spaces[0][1]
-    return found
-
-
-def common(spaces: Mapping[str, Space], what: str, name: str) -> tuple[Space, str | None]:
-    """One space for all agents of a group, and a sentence if some of theirs are padded. Raises UserError if they are of
-    unlike kinds."""
-    first = next(iter(spaces.values()))
-    if all(space == first for space in spaces.values()):
-        return first, None
-    kinds = list(spaces.values())
-    widest: Space | None = None
-    if all(isinstance(space, Discrete) for space in kinds):
-        widest = Discrete(n=max(space.n for space in kinds))  # type: ignore[union-attr]
-    elif all(isinstance(space, Box) and len(space.shape) == 1 and space.dtype == first.dtype for space in kinds) and (  # type: ignore[union-attr]
-        what == "observation" or len({space.bounded for space in kinds}) == 1  # type: ignore[union-attr]
-    ):
-        widest = max(kinds, key=lambda space: space.size)  # type: ignore[union-attr]
-        if what == "observation":
-            low, high = (f(getattr(space, end)[0] for space in kinds) for f, end in ((min, "low"), (max, "high")))
-            widest = replace(widest, low=(low,), high=(high,))  # type: ignore[arg-type]
-    if widest is None:
-        other = next(agent for agent, space in spaces.items() if space != first)
-        raise UserError(
-            f"the agents {next(iter(spaces))} and {other} of {name} have the {what} spaces {first} and"
-            f" {spaces[other]}. rlrun pads choices of unlike number and vectors of unlike length; other agents of one"
-            " environment need equal spaces, also where each has a policy of its own"
-        )
-    sizes = ", ".join(dict.fromkeys(map(described, kinds)))
-    if len({space.n if isinstance(space, Discrete) else space.size for space in kinds}) > 1:  # type: ignore[union-attr]
-        became = f"smaller ones are padded to {widest}"
-    elif what == "observation":
-        became = f"rows have {described(widest)}"
-    else:
-        became = "each agent's actions are converted to its own space"
-    return widest, f"agents have the {what} spaces {sizes}; {became}"
+# -- the spec ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +56,7 @@ def make_spec(cfg: AgentsConfig) -> AgentsSpec:
         action, unlike = common({a: s.action for a, s in own.items()}, "action", cfg.name)
         said += [sentence for sentence in (padded, unlike) if sentence]
         if cfg.agent_id:
-            obs["observation"] = _with_id(obs["observation"], len(own), cfg.name)
+            obs["observation"] = with_id(obs["observation"], len(own), cfg.name)
         try:
             _, infos = game.reset(seed=0)
         except Exception as error:  # the user's own
@@ -151,16 +93,6 @@ def _counted(cfg: AgentsConfig, names: tuple[str, ...]) -> tuple[str, ...]:
                 f" {', '.join(names)}"
             )
     return tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in cfg.return_of))
-
-
-def _with_id(space: Space, agents: int, name: str) -> Space:
-    """A space of vectors with the agent's number, one-hot, behind the numbers of `space`."""
-    if not isinstance(space, Box) or len(space.shape) != 1 or space.dtype != "float32":
-        raise UserError(
-            f"env.agent_id=true is for observations that are vectors of float32 numbers; {name} has {space}. algo=multi"
-            " gives every agent a policy of its own"
-        )
-    return replace(space, shape=(space.shape[0] + agents,), low=(min(0.0, *space.low),), high=(max(1.0, *space.high),))
 
 
 def _limit_of_zoo(game: ParallelGame) -> int | None:
@@ -411,6 +343,7 @@ class AgentsEnv:
         if limit is not None and self.taken[env] >= limit and not over:
             over = True
             for column in there:
+                terminated[column] |= self.names[column - first] in outcome.out
                 truncated[column] = not terminated[column]
         if self.cfg.time_limit == "termination":
             terminated[there] |= truncated[there]
@@ -429,7 +362,7 @@ class AgentsEnv:
                 self._note_unseen_end(env, self.names[column - first])
         self._write_state(env)
         self.there[columns] = False
-        for agent in present:
+        for agent in present - outcome.out if over else present:
             self.there[first + self.index[agent]] = True
         self.ended[env] = over
         for agent, told_of in outcome.info.items():

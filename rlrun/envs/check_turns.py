@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from rlrun.envs.agent_games import LEFT_IN, TAKE_OUT
 from rlrun.envs.check_agents import LONGEST, AgentsChecks
 from rlrun.envs.check_report import OURS, Stop, copied, same, shown
 from rlrun.envs.check_values import Infos, check_end, check_reward, draw, mask_of
@@ -35,9 +36,7 @@ class TurnsChecks(AgentsChecks):
             if chosen is None or not (env.terminations.get(chosen) or env.truncations.get(chosen)):
                 return
             self.call(f"step(None) of {chosen}, which has ended, {where}", lambda: env.step(None))
-        self.report.error("agents", "agents that have ended are not taken out by step(None)",
-                          "begin step() with: if self.terminations[agent] or self.truncations[agent]:"
-                          " self._was_dead_step(action); return", where)  # fmt: skip
+        self.report.error("agents", LEFT_IN, TAKE_OUT, where)
         raise Stop
 
     def act(self, env: Any, rng: np.random.Generator) -> tuple:

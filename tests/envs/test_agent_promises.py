@@ -74,6 +74,20 @@ def test_a_broken_promise_is_named(fault, said):
         list(walk(env, 7))
 
 
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("lost", "lost the agent 'player_0' in step 3 without saying that it ended"),
+        ("stuck", r"failed in step 3 on .*not taken out by step\(None\): begin step\(\) with: if self.terminations"),
+    ],
+)
+def test_players_that_cannot_be_taken_out_are_named(how, said):
+    """The game would never move on, or an episode would be over without an end."""
+    env = made("turns:Survivor", f"+env.kwargs.how={how}", count=1)
+    with pytest.raises(EnvError, match=rf"env 0 \(seed \d+\) {said}"):
+        list(walk(env, 4))
+
+
 @pytest.mark.parametrize("limit", ["truncation", "termination"])
 def test_a_truncated_agent_without_a_last_observation_is_told(limit):
     """The run goes on. An agent that was terminated needs none, because nothing is bootstrapped from it."""

@@ -209,6 +209,21 @@ def test_turns_inside_of_pettingzoos_parallel_wrapper_have_the_same_rows():
             assert getattr(step, name).tolist() == getattr(other, name).tolist()
 
 
+@pytest.mark.parametrize("how", ["terminations", "truncations"])
+def test_what_happens_while_players_are_taken_out_belongs_to_the_move_before(how):
+    """The last one's reward and end, and what it sees then: as by PettingZoo's own loop."""
+    _, env = made("turns:Survivor", f"+env.kwargs.how={how}", count=1)
+    steps = [step._replace(obs={k: np.array(part) for k, part in step.obs.items()}) for _, _, step in walk(env, 8)]
+    for now, step in enumerate(steps):
+        over = now % 4 == 2  # three moves and a row that only resets
+        assert step.valid.tolist() == [now % 4 < 3] * 3 and step.is_first.all() == (now % 4 == 3)
+        assert step.reward.tolist() == [3.0 * over, 0, 0], "2 for the move, and 1 for being left"
+        assert step.terminated.tolist() == [over and how == "terminations", over, over]
+        assert step.truncated.tolist() == [over and how == "truncations", False, False]
+        moves = (now + 1) % 4
+        assert step.obs["observation"].tolist() == [[moves, 3 - 2 * over], [moves, 3], [moves, 3]]
+
+
 def test_a_player_that_appears_plays_what_its_info_says_is_legal():
     """It moves in the step after it has appeared."""
     _, env = made("zoo:LateTurns", count=1)
@@ -298,6 +313,11 @@ def test_the_info_of_a_tuple_has_a_mask_for_each_agent():
             np.testing.assert_equal(step.info["clock"], [t % 6 + 1, np.nan] * 2)
     with pytest.raises(EnvError, match=r"in step 1 .*an action_mask in some of its infos, and not in this one"):
         list(walk(made("zoo:TupleOfMasks", "+env.kwargs.told=reset")[1], 1))
+    for told in ("once", "step"):
+        steps = walk(made("zoo:TupleOfMasks", f"+env.kwargs.told={told}")[1], 6, lambda obs: np.ones(4, np.int64))
+        assert len([next(steps) for _ in range(5)]) == 5, "the first episode"
+        with pytest.raises(EnvError, match=r"failed in reset: .*an action_mask in some of its infos, and not in"):
+            next(steps)
     with pytest.raises(UserError, match=r"fails in reset: .*a mask for each agent: tell a tuple of 2"):
         made("zoo:TupleOfMasks", "+env.kwargs.told=one")
 
@@ -325,6 +345,22 @@ def test_own_limits_end_all_agents():
     assert not any(step.truncated.any() for step in ends)
     for kept, end in zip(steps, ends, strict=True):
         assert (end.terminated == (kept.terminated | kept.truncated)).all() and (end.valid == kept.valid).all()
+
+
+def test_a_limit_does_not_truncate_a_player_that_is_out():
+    """player_2 has terminated and waits to be taken out. Nothing is bootstrapped from it, so it is no part of the last
+    state of algorithms that learn all agents together."""
+    _, env = made("zoo:Elimination", "env.max_episode_steps=1", count=1)
+    for t, (_, _, step) in enumerate(walk(env, 4)):
+        cut = t % 2 == 0  # a move and a row that only resets
+        assert step.valid.tolist() == [cut] * 3
+        assert step.terminated.tolist() == [False, False, cut] and step.truncated.tolist() == [cut, cut, False]
+    for limit, alive in ((1, [1, 1, 0]), (3, [1, 1, 1])):  # the second goes on, and may still pay player_2
+        cfg = type_config(compose("algo=qmix", "env=zoo:Elimination", f"env.max_episode_steps={limit}")).env
+        spec = registry.make_spec(cfg, joint=True)
+        env = registry.Factory(cfg=cfg, spec=spec, seeds=Seeds(3), stream="env", learning=True)(0, 1)
+        (_, _, step), *_ = walk(env, 1)
+        assert step.obs["alive"].tolist() == [alive] and step.truncated.tolist() == [limit == 1]
 
 
 def test_all_rewards_of_mpe_are_counted():
