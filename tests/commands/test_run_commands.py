@@ -204,7 +204,7 @@ def test_throughput_prints_parts_bound_and_ratio(tmp_path, capsys, monkeypatch):
     assert 0.3 < updates["reached"] / (result["reached"] / 20) < 3.0
     assert "bound of" in capsys.readouterr().out and result["memory_pss_mb"] > 100
     monkeypatch.undo()
-    with pytest.raises(UserError, match="seconds must be at least 5"):
+    with pytest.raises(UserError, match="seconds must be a number of at least 5"):
         _dispatch(["benchmark", "throughput", *words, "seconds=1"])
 
 
