@@ -30,7 +30,8 @@ def data(one: Translation) -> None:
         chooser = one.core if one.core in Q_LEARNING else one.made.env
         one.say("actions_in_input_normalized", "dropped", why=f"the actions of {chooser} are choices")
     elif isinstance(normalized, bool):
-        one.set("data.actions_normalized", normalized, "actions_in_input_normalized")
+        why = "on the command line, because it is about these data"
+        one.place("data.actions_normalized", normalized, "actions_in_input_normalized", why)
     _output(one)
 
 

@@ -18,7 +18,7 @@ POSITIONS = {"DQN": "CartPole-v1", "SAC": "Pendulum-v1", "PPO": "CartPole-v1", "
 
 def made(run, **config):
     (one,) = translate("x", {"run": run, "env": POSITIONS[run], "config": config}, "x")
-    assert "data.path" not in one.values and "record" not in one.values, "a file may not choose folders for its reader"
+    assert not {"data.path", "data.actions_normalized", "record"} & one.values.keys(), "a file may not choose folders for its reader"
     found = {key: value for key, value in {**one.values, **one.places}.items() if key.split(".")[0] in ("data", "record") or key == "runner._choice"}
     return found, {line.key: line for line in one.lines if line.given}
 
