@@ -15,8 +15,8 @@ dm        the direct method: a model of action values, learnt by fitted Q evalua
 dr        doubly robust: the model, corrected by per-decision weights
 wdr       doubly robust, with weights as in step_wis
 
-Where a time limit cut episodes of the data and the discount is 1, as of bc, which has none of its own, dm, dr and wdr
-have no finite estimate: they are left out or, where they are asked for, refused.
+Where a time limit cut all episodes of the data and the discount is 1, as of bc, which has none of its own, dm, dr and
+wdr may be infinite: they are left out or, where they are asked for, refused.
 
 All but dm need the probability of every action under who played, which rlrun's own data sets hold. greedy=true judges
 the policy as evaluations play it; greedy=false (the default) as it explores in training, at the checkpoint's env steps.
@@ -75,7 +75,7 @@ class DataPath:
 @dataclass(frozen=True, kw_only=True)
 class EstimateOptions:
     data: DataPath
-    method: str | tuple[str, ...] | None  # None: USUAL, without those that have no finite estimate
+    method: str | tuple[str, ...] | None  # None: USUAL, without those that may be infinite
     greedy: bool
     discount: Annotated[float, Share] | None
     checkpoint: str | int
@@ -159,7 +159,9 @@ def main(words: list[str]) -> int:
     played = RecordedEpisodes(source, trained.spec, options.data.episodes)
     if options.num_actions is not None and knows_choices(played, trained.policy, question.mode, trained.clock):
         raise UserError("num_actions has no effect: the policy gives the probabilities of all choices; leave it out")
-    infinite, why = endless(question.methods, question.discount, played.cut) if options.method is None else ((), "")
+    infinite, why = endless(question.methods, question.discount, played.cut, len(played))
+    if options.method is not None:  # what was asked for is refused
+        infinite = ()
     question = replace(question, methods=tuple(method for method in question.methods if method not in infinite))
     told = Fitting(question.methods, min(options.folds, len(played)), options.model.updates, shown=not as_json)
     report = estimate(trained.policy, played, trained.clock, trained.config.run.model, question, options.model, told)

@@ -186,16 +186,19 @@ def capacity_is_auto(values: dict[str, Any]) -> bool:
 
 
 def planned_here(values: dict[str, Any], machine: Any, given: dict[str, Any], said: list[str], auto: bool) -> Any:
-    """Returns the plan of a plain config on this machine.
+    """Returns the plan of a new run's plain config on this machine.
 
     said: gets a line where the replay is smaller than its default. auto: whether replay.capacity is auto. It is smaller
     then than its default where that would take more than half of the free memory; `values` gets the number, which a
     resumed run keeps."""
     from rlrun.config.automatic import settled
     from rlrun.config.run import type_config
+    from rlrun.runtime.data_plan import check_new
     from rlrun.runtime.plan import plan
 
-    planned = plan(type_config(values), machine, given)
+    config = type_config(values)
+    check_new(config.run.data)
+    planned = plan(config, machine, given)
     if not auto or planned.replay is None:
         return planned
     rows = planned.replay.fitting(machine.free_memory, planned.resources.device)

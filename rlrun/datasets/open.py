@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rlrun.core.errors import UserError
 from rlrun.core.specs import EnvSpec
-from rlrun.datasets.minari import PREFIX, MinariSet, is_minari
+from rlrun.datasets.minari import PREFIX, MinariSet, folder_of, is_minari
 from rlrun.datasets.parquet import ENDING, LIST, ParquetSource, is_own, unreadable
 from rlrun.datasets.rllib_json import RLlibJson, is_rllib_json
 from rlrun.datasets.rllib_parquet import RLlibParquet, is_rllib_parquet
@@ -46,3 +46,13 @@ def open_source(path: str, spec: EnvSpec | None = None, actions_normalized: bool
         f"{path} holds no data that rlrun can read: its own Parquet files, RLlib's *.json, *.zip or *.parquet, or a"
         " Minari set"
     )
+
+
+def would_read(source: Source, folder: Path) -> bool:
+    """Whether files that are written into this folder would belong to a data set when it is opened again."""
+    place = folder_of(source.name) if isinstance(source, MinariSet) else Path(source.name).expanduser()
+    if place is None or not place.is_dir():
+        return False
+    place, folder = place.resolve(), folder.resolve()
+    # The others read no folders inside theirs.
+    return folder == place or (isinstance(source, MinariSet | RLlibParquet) and folder.is_relative_to(place))

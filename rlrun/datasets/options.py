@@ -33,11 +33,6 @@ class DataConfig:
             raise ValueError("min_return is above max_return, so that no trajectory would be left")
         if self.share is not None and self.path is None:
             raise ValueError("share says how much of a batch comes from data, so that path must name them")
-        if self.share is not None and self.reward_scale == "returns":
-            raise ValueError(
-                "reward_scale=returns would scale the rewards of the data and not those of experience (share); leave it"
-                " out, or say a number by which the rewards of the environment are scaled too"
-            )
 
     @property
     def shares(self) -> dict[str, float]:

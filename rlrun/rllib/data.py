@@ -26,10 +26,12 @@ def data(one: Translation) -> None:
     normalized = one.given.get("actions_in_input_normalized")
     if "data.path" not in one.made.places:
         one.say("actions_in_input_normalized", "dropped", why="there are no data to which it could apply")
-    elif isinstance(normalized, bool) and one.core in Q_LEARNING:
-        one.say("actions_in_input_normalized", "dropped", why=f"the actions of {one.core} are choices")
+    elif isinstance(normalized, bool) and (one.core in Q_LEARNING or one.discrete):
+        chooser = one.core if one.core in Q_LEARNING else one.made.env
+        one.say("actions_in_input_normalized", "dropped", why=f"the actions of {chooser} are choices")
     elif isinstance(normalized, bool):
-        one.set("data.actions_normalized", normalized, "actions_in_input_normalized")
+        why = "on the command line, because it is about these data"
+        one.place("data.actions_normalized", normalized, "actions_in_input_normalized", why)
     _output(one)
 
 

@@ -334,15 +334,21 @@ class Translation:
         first = f"the first of {len(values)}; {SWEPT}"
         return self.set(target, values[0], key, *others, why=f"{first}; {why}" if why else first)
 
-    def place(self, target: str, value: Any, key: str) -> bool:
-        """Sets an option that names files or folders, which the command line will have to say. Returns whether rlrun
-        accepts the value."""
+    def place(
+        self,
+        target: str,
+        value: Any,
+        key: str,
+        why: str = "on the command line, because a file may not choose folders",
+    ) -> bool:
+        """Sets an option that names files or folders, or is about these files, which the command line will have to say.
+        Returns whether rlrun accepts the value."""
         problem = misfit(self.outer, self.core, self.env, target, value)
         if problem is not None:
             self.say(key, "not mapped", why=problem)
             return False
         self.made.places[target] = value
-        self.say(key, "mapped", f"{target}={flow(value)}", "on the command line, because a file may not choose folders")
+        self.say(key, "mapped", f"{target}={flow(value)}", why)
         return True
 
     def choose(self, group: str, file: str, *keys: str, why: str = "") -> None:

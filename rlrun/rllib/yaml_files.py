@@ -72,7 +72,8 @@ class Imported:
     comment: str = ""
     # options that the file leaves to the user, who must say them, and values with which the file can be checked
     asked: dict[str, Any] = field(default_factory=dict)
-    # Options that name files and folders. A file may not choose these for its reader, so the command line says them.
+    # Options that name files and folders, or that are about these. A file may not choose files for its reader, so the
+    # command line says them.
     places: dict[str, Any] = field(default_factory=dict)
     inner: str | None = None  # the algorithm inside, unless it is the one that conf/algo/<algo>.yaml has
 
@@ -107,7 +108,7 @@ class Imported:
         return "\n".join(["# @package _global_", *comments, chosen_files, body])
 
     def place_words(self) -> list[str]:
-        """Returns the words of a command line that name files and folders, quoted for a shell."""
+        """Returns the words of a command line that say places, quoted for a shell."""
         return [shlex.quote(f"{key}={exact(value)}") for key, value in self.places.items()]
 
     def sweep(self) -> list[str]:

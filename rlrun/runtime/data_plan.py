@@ -110,6 +110,15 @@ class DataPlan:
         return f"{paths}{many}; {self.cfg.buffer:,} rows in memory at most ({self.bytes / 1e6:,.1f} MB)"
 
 
+def check_new(cfg: DataConfig) -> None:
+    """Raises UserError if a new run may not read data in this way. Runs of earlier versions may, and they go on."""
+    if cfg.share is not None and cfg.reward_scale == "returns":
+        raise UserError(
+            "data.reward_scale=returns would scale the rewards of the data and not those of experience (data.share);"
+            " leave it out, or say a number by which the rewards of the environment are scaled too"
+        )
+
+
 def plan_data(config: Typed, spec: EnvSpec, needs: Needs, policy: Policy, learners: int) -> DataPlan | None:
     """Returns the plan of a run's data, or None for a run that learns from experience alone.
 

@@ -68,13 +68,14 @@ def discount_of(algo: Any) -> float:
     return float(getattr(getattr(algo, "search", algo), "discount", 1.0))
 
 
-def endless(methods: Sequence[str], discount: float, cut: int) -> tuple[tuple[str, ...], str]:
-    """Those of these methods that would estimate an infinite number, and why. cut: episodes that a time limit ended.
+def endless(methods: Sequence[str], discount: float, cut: int, episodes: int) -> tuple[tuple[str, ...], str]:
+    """Those of these methods whose estimate may be infinite, and why. cut: how many of the episodes a time limit ended.
 
-    Their model goes on behind the limit, and without a discount its values grow with every update."""
-    if discount < 1 or not cut:
+    Their model goes on behind the limit. Without a discount, and without an episode that came to its own end, its
+    values grow with every update."""
+    if discount < 1 or cut < episodes:
         return (), ""
-    why = f"a time limit cut {cut:,} of the episodes, and with discount=1 the rewards behind it have no finite sum"
+    why = f"a time limit cut all {cut:,} episodes, and with discount=1 the rewards behind it may have no finite sum"
     return tuple(method for method in methods if method in NEED_MODEL), why
 
 
@@ -175,7 +176,7 @@ def estimate(
 
     model: whose encoder the model of action values has. told is called with the number of a fold and of the updates
     made in it. Raises UserError if a method needs probabilities that the data or the policy do not have, or if its
-    estimate would not be finite."""
+    estimate may be infinite."""
     if question.interval == "bernstein" and question.bounds is None:
         raise UserError(
             "interval=bernstein needs bounds=[LOW,HIGH] between which the contribution of every episode lies"
@@ -189,7 +190,7 @@ def estimate(
             f"{played.name} has no behaviour probabilities{which}, and method={','.join(needing)} needs them; method=dm"
             " does not"
         )
-    infinite, why = endless(question.methods, question.discount, played.cut)
+    infinite, why = endless(question.methods, question.discount, played.cut, len(played))
     if infinite:
         raise UserError(f"{', '.join(infinite)}: {why}; give a discount below 1, such as discount=0.99")
     data, row = padded(played)
@@ -357,6 +358,7 @@ def warn(report: EstimateReport, data: Padded, name: str) -> None:
         report.warnings.append(
             f"A time limit cut {cut:,} of the episodes. dm, dr and wdr add the value of what would have come behind it,"
             " and the other estimates do not."
+            + ("" if report.discount < 1 else " Without a discount, this value may be infinite.")
         )
     if any(answer.method == "dm" for answer in report.answers):
         report.warnings.append(

@@ -11,6 +11,7 @@ from rlrun.core.evaluation import make_evaluation
 from rlrun.core.evolution import check_noise
 from rlrun.core.ranks import Ranks
 from rlrun.dataflow.shared import shared_bytes
+from rlrun.datasets.open import would_read
 from rlrun.machine.machine import Machine
 from rlrun.runtime.build import build
 from rlrun.runtime.data_plan import recorder
@@ -56,11 +57,10 @@ def check_record(plan: Plan) -> None:
     record = plan.policy_factory(acting=True)().record_spec(plan.needs.record)
     assert plan.config.run.record is not None
     folder = Path(plan.config.run.record)
-    for name in plan.config.run.data.shares:
-        learnt = Path(name).expanduser().resolve()
-        if learnt.is_dir() and folder.resolve().is_relative_to(learnt):
+    for source, _ in plan.data.sources() if plan.data is not None else ():
+        if would_read(source, folder):
             raise UserError(
-                f"record={folder} would add to data.path={name}, which this run learns from, and it could not be"
+                f"record={folder} would add to data.path={source.name}, which this run learns from, and it could not be"
                 " resumed with other data; record into a folder outside of it"
             )
     missing = [path for path in (folder, *folder.parents) if not path.exists()]

@@ -95,7 +95,7 @@ def check_estimates(plan: Plan, available: int) -> None:
         cut += is_cut(each)
     if first is None:
         raise UserError(f"{methods}: {source.name} has no whole episode to estimate from")
-    infinite, why = endless(cfg.methods, asked_discount(plan.config), cut)
+    infinite, why = endless(cfg.methods, asked_discount(plan.config), cut, found)
     if infinite:
         raise UserError(
             f"{methods}={','.join(infinite)}: {why}; give a discount below 1, such as eval.estimate.discount=0.99"

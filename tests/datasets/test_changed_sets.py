@@ -1,11 +1,13 @@
 """A run that goes on notices that the files of a foreign data set are others now, though as many rows are in them."""
 
+import contextlib
 import hashlib
 import shutil
 import zipfile
 
 import pyarrow.parquet as pq
 import pytest
+from datasets_of_tests import data_of
 from rllib_files import episode, line
 from test_minari import episode as minari_episode
 from test_minari import numbers, two
@@ -15,7 +17,7 @@ from test_rllib_parquet import write as write_parquet
 from test_rows import made, needs
 
 from rlrun.core.errors import UserError
-from rlrun.datasets.open import open_source
+from rlrun.datasets.open import open_source, would_read
 
 
 def json_files(folder, changed):
@@ -47,6 +49,10 @@ def minari(folder, changed):
         pq.write_table(pq.read_table(file), file, compression="none")
 
 
+def own(folder, changed):
+    data_of("CartPole-v1", folder)
+
+
 @pytest.mark.parametrize("write", (json_files, archive, rllib_parquet, minari))
 def test_other_files_are_noticed_and_a_set_may_be_moved(write, tmp_path):
     write(tmp_path / "set", changed=False)
@@ -69,3 +75,20 @@ def test_other_files_are_noticed_and_a_set_may_be_moved(write, tmp_path):
     pieces = f"{now.shelves[0].source.pieces()} pieces"
     state["shelves"][0]["held"] = hashlib.sha256(pieces.encode()).hexdigest()
     now.load(state, None)
+
+
+@pytest.mark.parametrize("write, inside", ((own, False), (json_files, False), (archive, False), (rllib_parquet, True), (minari, True)))  # fmt: skip
+def test_what_is_recorded_into_a_folder_changes_a_set_where_that_is_said(write, inside, tmp_path):
+    """RLlib's Parquet files and Minari's may be in folders inside. Those of the others may not."""
+    path = tmp_path / "set"
+    write(path, changed=False)
+    (tmp_path / "link").symlink_to(path)
+    source, folder = open_source(str(path)), path / "data" / "new"
+    assert would_read(source, folder) is would_read(source, tmp_path / "link" / "data" / "new") is inside
+    assert would_read(source, path / "data" if write is minari else tmp_path / "other" / ".." / "set")
+    assert not would_read(source, tmp_path) and not would_read(source, tmp_path / "set-2")
+    data_of("CartPole-v1", tmp_path / "set-2")
+    assert list(open_source(str(path)).identity) == list(source.identity)
+    data_of("CartPole-v1", folder)
+    with pytest.raises(UserError, match="its columns are") if write is rllib_parquet else contextlib.nullcontext():
+        assert (list(open_source(str(path)).identity) != list(source.identity)) is inside

@@ -367,7 +367,7 @@ def test_every_learner_saves_its_own_draws_from_data(words, recorded, tmp_path):
         (["algo=dqn", "runner=offline", "data.path=SET", "env=data", "record=x"], "runner=offline has none"),
         (["algo=es", "env=CartPole-v1", "record=x"], "runner=evolution has none"),
         ([*SHARED, "data.share=0.5", "record=SET"], "would add to data.path=.*, which this run learns from"),
-        ([*SHARED, "data.share=0.5", "record=SET/../set/new"], "would add to data.path=.*, which this run learns from"),
+        ([*SHARED, "data.share=0.5", "record=SET/../set"], "would add to data.path=.*, which this run learns from"),
         (["algo=dqn", "env=rlrun/Identity-v0", "data.path=SET", "data.share=0.001"], "leaves rows for both"),
         (["algo=dqn", "env=rlrun/Identity-v0", "data.path=SET", "data.share=0.5", "data.reward_scale=returns"], "not those of experience"),
         ([*SHARED, "algo.batch_size=8", "data.share=0.125"], r"is 1 of the 8 .* 2 .* data\.share=0\.25 would fit"),
@@ -395,6 +395,14 @@ def test_the_plan_of_a_run_that_plays_nothing_says_so(recorded, capsys):
 def test_a_plan_leaves_no_folder_for_the_record(tmp_path):
     assert _dispatch(["train", "--plan", "algo=dqn", "env=CartPole-v1", f"record={tmp_path / 'new' / 'data'}"]) == 0
     assert not (tmp_path / "new").exists()
+
+
+def test_a_run_records_into_a_folder_beside_the_files_that_it_learns_from_and_goes_on(recorded, tmp_path):
+    data, run = shutil.copytree(recorded, tmp_path / "set"), tmp_path / "run"
+    words = [*small("dqn", "quick"), "env=rlrun/Identity-v0", "resources=debug", "logger=[]", "env_steps=200"]
+    assert train(*words, f"data.path={data}", "data.share=0.5", f"record={data}/new", f"run_dir={run}") == 0
+    assert _dispatch(["resume", str(run), "env_steps=300"]) == 0
+    assert sum(one.steps for one in read(data / "new")) >= 300
 
 
 def test_the_command_needs_no_env(recorded, tmp_path, capsys):

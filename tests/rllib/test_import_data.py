@@ -13,12 +13,12 @@ from rlrun.datasets.options import DataConfig
 from rlrun.rllib.translate import translate
 
 NO_MORE = {"share": None, "buffer": 1000, "readers": 1, "min_return": None, "max_return": None, "reward_scale": 1.0, "reward_shift": 0.0, "actions_normalized": True}
-POSITIONS = {"DQN": "CartPole-v1", "SAC": "Pendulum-v1", "PPO": "CartPole-v1", "APEX": "CartPole-v1"}
+POSITIONS = {"DQN": "CartPole-v1", "SAC": "Pendulum-v1", "PPO": "CartPole-v1", "APEX": "CartPole-v1", "BC": "CartPole-v1", "MARWIL": "Pendulum-v1"}
 
 
 def made(run, **config):
     (one,) = translate("x", {"run": run, "env": POSITIONS[run], "config": config}, "x")
-    assert "data.path" not in one.values and "record" not in one.values, "a file may not choose folders for its reader"
+    assert not {"data.path", "data.actions_normalized", "record"} & one.values.keys(), "a file may not choose folders for its reader"
     found = {key: value for key, value in {**one.values, **one.places}.items() if key.split(".")[0] in ("data", "record") or key == "runner._choice"}
     return found, {line.key: line for line in one.lines if line.given}
 
@@ -29,6 +29,8 @@ def made(run, **config):
     ("SAC", {"input": ["enormous.zip"], "actions_in_input_normalized": True}, {"data.path": "enormous.zip", "runner._choice": "offline", "data.actions_normalized": True}),
     ("SAC", {"input": {"/a": 0.7, "/b": 0.3}, "actions_in_input_normalized": False}, {"data.path": {"/a": 0.7, "/b": 0.3}, "runner._choice": "offline", "data.actions_normalized": False}),
     ("DQN", {"input": "/a", "actions_in_input_normalized": False}, {"data.path": "/a", "runner._choice": "offline"}),
+    ("BC", {"input": "/a", "actions_in_input_normalized": False}, {"data.path": "/a"}),
+    ("MARWIL", {"input": "/a", "actions_in_input_normalized": False}, {"data.path": "/a", "data.actions_normalized": False}),
     ("SAC", {"input": {"/a": 0.4, "sampler": 0.6}}, {"data.path": "/a", "data.share": 0.4}),
     ("SAC", {"input": {"/a": 0.25, "/b": 0.25, "sampler": 0.5}}, {"data.path": {"/a": 0.5, "/b": 0.5}, "data.share": 0.5}),
     ("SAC", {"input": {"/a": 1.0, "/b": 0.0}}, {"data.path": "/a", "runner._choice": "offline"}),

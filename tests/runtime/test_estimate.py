@@ -144,6 +144,22 @@ def changed(trajectory, **fields):
     return dataclasses.replace(trajectory, **fields)
 
 
+def cut_after(trajectory, steps):
+    """The same episode with a time limit of this many steps."""
+    rows = slice(steps + 1)
+    valid, terminated = np.arange(steps + 1) < steps, np.zeros(steps + 1, dtype=bool)
+    return changed(
+        trajectory,
+        obs={name: x[rows] for name, x in trajectory.obs.items()},
+        action=trajectory.action[rows],
+        reward=np.where(valid, trajectory.reward[rows], math.nan).astype(np.float32),
+        terminated=terminated,
+        truncated=np.arange(steps + 1) == steps - 1,
+        valid=valid,
+        record={name: x[rows] for name, x in trajectory.record.items()},
+    )
+
+
 def estimate(policy, spec, clock, model, source, question, fit, told=lambda fold, update: None):
     return answered(policy, RecordedEpisodes(source, spec), clock, model, question, fit, told)
 
@@ -152,13 +168,13 @@ def asked(*methods, **more):
     return Question(methods=methods or METHODS, discount=DISCOUNT, **more)
 
 
-def value_of(policy, steps=3):
+def value_of(policy, steps=3, discount=DISCOUNT):
     """The exact value of a policy in the stop chain, backwards."""
     value = 0.0
     for t in reversed(range(steps)):
         obs = Batch(observation=torch.from_numpy(place(t)).view(1, 1, 4))
         p = policy.log_probs(Batch(obs=obs, is_first=torch.ones(1, 1, dtype=torch.bool)), "explore", CLOCK)[0, 0].exp()
-        value = float(p[1]) * (1 + t / 2) + float(p[0]) * (DISCOUNT * value if t < steps - 1 else 0.0)
+        value = float(p[1]) * (1 + t / 2) + float(p[0]) * (discount * value if t < steps - 1 else 0.0)
     return value
 
 
@@ -367,10 +383,26 @@ def test_what_cannot_be_estimated_gets_a_sentence():
     refused("needs bounds", Memory(CHAIN, episodes), question=asked("is", interval="bernstein"))
     limited = Memory(CHAIN, [changed(one, terminated=one.truncated, truncated=one.terminated) for one in episodes])
     forever = dataclasses.replace(asked(), discount=1.0)
-    refused("^dm, dr, wdr: a time limit cut 4 of the episodes, .* such as discount=0.99", limited, question=forever)
+    refused("^dm, dr, wdr: a time limit cut all 4 episodes, .* such as discount=0.99", limited, question=forever)
     assert estimate(policy, CHAIN, CLOCK, model, limited, dataclasses.replace(forever, methods=("is",)), QUICK).answers
     turned = asked("is", interval="bernstein", bounds=(5.0, 1.0))
     refused("a LOW that is below HIGH", Memory(CHAIN, episodes), question=turned)
+
+
+def test_without_a_discount_some_episodes_have_to_come_to_their_own_end():
+    """Where a limit of one step cut some, the model adds what the others show of the rest."""
+    policy, model = made("ppo", CHAIN)
+    played = list(play(policy, CHAIN, chain, 400))
+    limited = [cut_after(one, 1) if one.steps > 1 and number % 3 else one for number, one in enumerate(played)]
+    source, question = Memory(CHAIN, limited), dataclasses.replace(asked("dm", "dr"), discount=1.0)
+    report = estimate(policy, CHAIN, CLOCK, model, source, question, QUICK)
+    truth = value_of(policy, discount=1.0)
+    assert 100 < report.cut < 300 and report.data_value < truth - 0.3, "or the data's own return would do"
+    assert [one.value for one in report.answers] == pytest.approx([truth, truth], abs=0.1)
+    (told,) = (warning for warning in report.warnings if "time limit cut" in warning)
+    assert told.endswith("Without a discount, this value may be infinite.")
+    with_discount = estimate(policy, CHAIN, CLOCK, model, source, asked("dm"), QUICK).warnings
+    assert any("time limit cut" in one for one in with_discount) and not any("infinite" in one for one in with_discount)
 
 
 def test_the_interval_that_was_asked_for():
@@ -619,10 +651,12 @@ def test_the_command_prints_a_table_or_json(run_and_data, capsys):
 def test_what_has_no_finite_estimate_is_left_out_unless_it_is_asked_for(run_and_data, tmp_path, capsys):
     run, data = run_and_data
     source = open_source(str(data))
-    writer = Writer(tmp_path / "limited", source.facts)
-    for one in source.read(0):
-        writer.write(changed(one, terminated=one.truncated, truncated=one.terminated))
-    writer.close()
+    for name, ended in (("limited", 0), ("partly", 1)):
+        writer = Writer(tmp_path / name, source.facts)
+        for number, one in enumerate(source.read(0)):
+            cut = changed(one, terminated=one.truncated, truncated=one.terminated)
+            writer.write(one if number < ended else cut)
+        writer.close()
     words = ["estimate", str(run), f"data.path={tmp_path / 'limited'}", "discount=1", "episodes=0"]
     capsys.readouterr()
     assert _dispatch([*words, "--json"]) == 0
@@ -633,8 +667,10 @@ def test_what_has_no_finite_estimate_is_left_out_unless_it_is_asked_for(run_and_
         with pytest.raises(UserError, match=r"dm.*: a time limit cut"):
             _dispatch([*words, *asked_for, "--json"])
     small_model = ["model.updates=20", "model.hidden=[8]", "model.batch_size=16"]
-    assert _dispatch([*words[:3], "discount=0.99", "episodes=0", *small_model, "--json"]) == 0
-    assert [one["method"] for one in json.loads(capsys.readouterr().out)["answers"]][-2:] == ["dm", "dr"]
+    for name, discount in (("limited", 0.99), ("partly", 1)):
+        more = [f"data.path={tmp_path / name}", f"discount={discount}", "episodes=0", *small_model, "--json"]
+        assert _dispatch([*words[:2], *more]) == 0
+        assert [one["method"] for one in json.loads(capsys.readouterr().out)["answers"]][-2:] == ["dm", "dr"]
 
 
 def test_rllib_s_files_are_read_as_the_run_reads_them_or_as_is_asked(run_and_data, capsys, monkeypatch):

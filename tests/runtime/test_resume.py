@@ -4,10 +4,12 @@ import json
 import shutil
 
 import pytest
-from conftest import SMALL
+from conftest import SMALL, small
+from datasets_of_tests import data_of
 
 import rlrun
 from rlrun.cli import _dispatch
+from rlrun.config.saved import save_config, saved_config
 from rlrun.core.duties import Saves
 from rlrun.core.errors import UserError
 from rlrun.runtime.rundir import checkpoints_of
@@ -134,3 +136,19 @@ def test_a_run_that_is_resumed_in_another_folder_goes_on_in_its_own_files(tmp_pa
     monkeypatch.chdir(first / "run")
     assert _dispatch(["train", "--from-run", ".", "logger=[]", "record=elsewhere", "env_steps=60", "run_dir=again"]) == 0
     assert differing([SavedRun(first / "run"), SavedRun(first / "run" / "again")]) == ["env_steps"]
+
+
+def test_a_run_of_an_earlier_version_goes_on_with_options_that_a_new_run_is_refused(tmp_path):
+    """Factors on the rewards of data alone were allowed once, beside those of experience."""
+    run, data = tmp_path / "run", data_of("CartPole-v1", tmp_path / "data")
+    words = ["train", *small("dqn", "quick"), "env=CartPole-v1", f"data.path={data}", "data.share=0.5", "logger=[]"]
+    assert _dispatch([*words, "env_steps=200", "data.reward_scale=3", "algo.learning_starts=20", f"run_dir={run}"]) == 0
+    values = saved_config(run)
+    values["data"]["reward_scale"] = "returns"
+    save_config(values, run)
+    assert _dispatch(["evaluate", str(run), "episodes=1"]) == 0
+    assert _dispatch(["resume", str(run), "env_steps=300"]) == 0
+    assert json.loads((run / "summary.json").read_text())["env_steps"] >= 300
+    with pytest.raises(UserError, match="not those of experience"):
+        _dispatch(["train", f"--from-run={run}", f"run_dir={tmp_path / 'new'}"])
+    assert not (tmp_path / "new").exists()

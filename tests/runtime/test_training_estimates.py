@@ -152,7 +152,7 @@ def test_what_a_signal_kept_from_being_estimated_is_estimated_by_the_resumed_run
         (["eval.estimate.methods=[wis]", "eval.estimate.path=UNKNOWN"], "eval.estimate.methods=wis needs the probabilities of the actions, and .* has none in 3 of 4 episodes; dm needs none"),
         (["eval.estimate.methods=[dr,dm]", "eval.estimate.path=UNKNOWN"], "eval.estimate.methods=dr needs the prob"),
         (["eval.estimate.methods=[wis]", "eval.estimate.path=CUT"], "has no whole episode"),
-        (["algo=bc", "algo.batch_size=50", "eval.estimate.methods=[wis,dm]", "eval.estimate.path=LIMITED"], "eval.estimate.methods=dm: a time limit cut 4 of the episodes, .* such as eval.estimate.discount=0.99"),
+        (["algo=bc", "algo.batch_size=50", "eval.estimate.methods=[wis,dm]", "eval.estimate.path=LIMITED"], "eval.estimate.methods=dm: a time limit cut all 4 episodes, .* such as eval.estimate.discount=0.99"),
         (["eval.estimate.methods=[wis]", "eval.estimate.path=OTHER"], r"has observations Box\(\[3\]"),
         (["eval.estimate.methods=[wis]", "++data.path={SET: 0.5, UNKNOWN: 0.5}"], "and data.path has 2 data sets: say which with eval.estimate.path=DIR"),
         (["algo=td3_bc", "eval.estimate.methods=[is]", "data.path=OTHER", "eval.estimate.greedy=true", "algo.batch_size=10"], "eval.estimate.methods=is: .*dm needs no probabilities"),
@@ -178,6 +178,20 @@ def test_bad_input_is_a_sentence(words, said, data, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=said):
         train(*base, *env, *path, "logger=[]", "eval.every=200", *words, f"run_dir={tmp_path / 'run'}")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_model_without_discount_may_judge_data_in_which_an_episode_ended_by_itself(data, tmp_path):
+    spec = open_source(str(data)).facts.spec
+    writer = Writer(tmp_path / "partly", DataFacts(spec=spec, record=LOG_PROB, policies=("tests",)))
+    for number in range(4):
+        one = episode(number, 5, spec, terminated=number == 3)
+        writer.write(dataclasses.replace(one, action=one.action % 2))
+    writer.close()
+    words = ["algo=bc", "algo.batch_size=50", "resources=debug", "logger=[]", "env=CartPole-v1", f"data.path={tmp_path / 'partly'}"]
+    estimates = ["eval.every=9", "eval.estimate.methods=[dm]"]
+    check_estimates(checked(type_config(compose(*words, *estimates))), 1_000_000)
+    with pytest.raises(UserError, match="cut all 3 episodes"):
+        check_estimates(checked(type_config(compose(*words, *estimates, "eval.estimate.episodes=3"))), 1_000_000)
 
 
 def test_episodes_that_do_not_fit_into_memory_are_said(data):
