@@ -24,6 +24,7 @@ LOG_PROB: RowSpec = {"log_prob": Field((), torch.float32)}
 IMAGE = 3  # axes of a picture
 ENDS = ("terminateds", "truncateds", "dones")
 LARGEST_CHOICE = 100_000  # more choices than this are numbers of something else
+LOOKED_AT = 5_000  # rows that are read before a run, of a set whose spaces are env='s
 NORMALIZED_BOUND = 1.0 + 1e-4  # of actions in [-1, 1] that were rounded
 
 DONES = (
@@ -174,7 +175,8 @@ def _whole(numbers: np.ndarray, name: str, where: str) -> np.ndarray:
 
 @dataclass
 class Guess:
-    """What the rows of a set say about its spaces. Call see() with all of them."""
+    """What the rows of a set say about it. Call see() with all of them or, where its spaces are known, with the first
+    LOOKED_AT."""
 
     normalized: bool  # whether actions are in [-1, 1]
     obs: tuple[tuple[int, ...], str] | None = None  # shape and kind of an observation

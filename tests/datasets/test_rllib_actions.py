@@ -1,10 +1,12 @@
 """In which units the actions of RLlib's files are, and what is said of it."""
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 from datasets_of_tests import data_of
-from rllib_files import episode, line
-from test_rllib_json import CARTPOLE, trajectories, write
+from rllib_files import episode, line, part, plain
+from test_rllib_json import CARTPOLE, PENDULUM, trajectories, write
 from wired import checked
 
 from rlrun.cli import _dispatch
@@ -12,6 +14,7 @@ from rlrun.core.errors import UserError
 from rlrun.core.specs import Box, EnvSpec
 from rlrun.datasets.open import open_source
 from rlrun.datasets.rllib_json import RLlibJson
+from rlrun.datasets.rllib_parquet import RLlibParquet
 from rlrun.runtime.advice import notes
 
 
@@ -25,6 +28,22 @@ def test_a_run_says_that_actions_beyond_the_bounds_are_taken_to_be_normalised(ty
     assert not any("[-1, 1]" in note for note in notes(checked(typed(*words, "data.actions_normalized=false"))))
     (inferred,) = (note for note in open_source(str(tmp_path / "out")).facts.notes if "[-1, 1]" in note)
     assert inferred.startswith("3 of the 8 actions")
+
+
+@pytest.mark.parametrize("kind", ["json", "parquet"])
+def test_more_than_the_first_batch_is_looked_at_for_actions_beyond_the_bounds(tmp_path, kind):
+    """RLlib's SAC writes a row into each line."""
+    columns = episode(40, width=3, actions=np.append(np.zeros(30), np.full(10, 1.5))[:, None])
+    del columns["infos"]
+    lines = [part(columns, i, i + 1) for i in range(40)]
+    if kind == "json":
+        source = RLlibJson(write(tmp_path / "out", *map(line, lines)), PENDULUM)
+    else:
+        rows = [{"type": "SampleBatch", **plain(one)} for one in lines]
+        parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=1)
+        source = RLlibParquet(tmp_path, PENDULUM)
+    (told,) = (note for note in source.facts.notes if "outside [-1, 1]" in note)
+    assert told.startswith("10 of the 40 actions")
 
 
 def test_actions_normalized_is_refused_where_it_changes_nothing(tmp_path):
