@@ -18,6 +18,7 @@ from rlrun.core.batch import Field, RowSpec
 from rlrun.core.errors import UserError
 from rlrun.core.specs import Agents, Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested, Space
 from rlrun.datasets.packed import is_packed, unpack
+from rlrun.datasets.step_count import Counting
 from rlrun.datasets.trajectories import DataFacts, without_previous
 
 LOG_PROB: RowSpec = {"log_prob": Field((), torch.float32)}
@@ -192,12 +193,12 @@ class Guess:
     log_prob: bool = True
     rows: int = 0
     beyond: int = 0  # rows with an action outside [-1, 1]
-    smallest_t: float = 0.0
+    counting: Counting = field(default_factory=Counting)
 
     def see(self, rows: Chunk) -> None:
         """Raises UserError if rows differ in shape from those before, or if an agent's number is out of range."""
-        if rows.t is not None and rows.t.size:
-            self.smallest_t = min(self.smallest_t, float(rows.t.min())) if self.rows else float(rows.t.min())
+        if rows.t is not None:
+            self.counting.see(rows.t, rows.terminated | rows.truncated)
         self.rows += len(rows.reward)
         beyond = np.abs(rows.action) > NORMALIZED_BOUND
         self.beyond += int(beyond.any(tuple(range(1, beyond.ndim))).sum())
@@ -219,11 +220,6 @@ class Guess:
             self._check_choices(rows.action, "actions", rows.where)
             top = rows.action.max(0)
             self.largest = top if self.largest is None else np.maximum(self.largest, top)
-
-    @property
-    def first_t(self) -> float:
-        """The t of the first step of an episode. RLlib counts from 0, and others may count from 1."""
-        return 1.0 if self.smallest_t == 1 else 0.0
 
     def _check_choices(self, numbers: np.ndarray, what: str, where: str) -> None:
         low, high = int(numbers.min()), int(numbers.max())

@@ -75,7 +75,7 @@ class RLlibJson:
             if spec is not None and not rows.policy and guess.rows >= LOOKED_AT:
                 break  # a set with several policies is read whole, to learn their names
         self.facts: DataFacts = facts_of(guess, spec, self.name, notes)
-        self._policies, self._first_t = guess.policies, guess.first_t
+        self._policies, self._count = guess.policies, guess.counting.found
         # Every decision has at most one dead row behind it. With a spec, only the first rows have been looked at.
         self.most_rows: int | None = 2 * guess.rows if spec is None else None
 
@@ -83,7 +83,7 @@ class RLlibJson:
         return len(self._chains)
 
     def read(self, piece: int) -> Iterator[Trajectory]:
-        stitcher = Stitcher(self.facts, self._policies, self.normalized, self._first_t)
+        stitcher = Stitcher(self.facts, self._policies, self.normalized, self._count)
         for file in self._chains[piece]:
             for rows in _chunks(file):
                 yield from stitcher.add(rows)

@@ -67,7 +67,7 @@ class RLlibParquet:
             if spec is not None and guess.rows >= LOOKED_AT:
                 break
         self.facts: DataFacts = facts_of(guess, spec, self.name)
-        self._policies, self._first_t = guess.policies, guess.first_t
+        self._policies, self._count = guess.policies, guess.counting.found
         # Every decision has at most one dead row behind it. With a spec, only the first rows have been looked at.
         self.most_rows: int | None = 2 * guess.rows if spec is None else None
 
@@ -75,7 +75,7 @@ class RLlibParquet:
         return len(self._groups)
 
     def read(self, piece: int) -> Iterator[Trajectory]:
-        stitcher = Stitcher(self.facts, self._policies, self.normalized, self._first_t)
+        stitcher = Stitcher(self.facts, self._policies, self.normalized, self._count)
         for file in self._groups[piece]:
             for rows in _chunks(file):
                 yield from stitcher.add(rows)

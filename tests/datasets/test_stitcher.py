@@ -75,6 +75,24 @@ def test_steps_may_be_counted_from_1_and_those_of_agents_who_take_turns_are_no_g
         assert [(bits(one), one.whole) for one in found] == [("111110", True)] * 2
 
 
+@pytest.mark.parametrize("unknown", [(), ("new_obs",), ("eps_id",)])
+@pytest.mark.parametrize("rows, files", [(200, 1), (1, 1), (7, 1), (10, 20)])  # in a line; and how many files there are
+def test_episodes_of_a_set_whose_t_never_begins_again_are_whole_unless_new_obs_says_otherwise(
+    tmp_path, unknown, rows, files
+):
+    """t then counts the rows of the set from its beginning to its end, and says nothing about episodes."""
+    columns = without(joined(*(episode(10, i, i, start=10 * i) for i in range(20))), *unknown)
+    lines = [line(part(columns, first, first + rows)) for first in range(0, 200, rows)]
+    for number in range(files):
+        write(tmp_path / "out", *lines[number::files], name=f"{number:02}.json")
+    for spec in (None, CARTPOLE):
+        found = trajectories(RLlibJson(tmp_path / "out", spec))
+        assert [(one.steps, one.whole) for one in found] == [(10, True)] * 20
+    less = [line(joined(part(columns, 0, 102), part(columns, 105, 200)))]
+    found = trajectories(RLlibJson(write(tmp_path / "less", *less)))
+    assert [i for i, one in enumerate(found) if not one.whole] == ([10] if "new_obs" in columns else [])
+
+
 def test_files_of_one_second_are_read_in_the_order_of_their_numbers(tmp_path):
     columns = episode(12)
     for number in range(12):
