@@ -198,7 +198,7 @@ class Guess:
     def see(self, rows: Chunk) -> None:
         """Raises UserError if rows differ in shape from those before, or if an agent's number is out of range."""
         if rows.t is not None:
-            self.counting.see(rows.t, rows.terminated | rows.truncated)
+            self.counting.see(rows.t, rows.terminated | rows.truncated, rows.episode)
         self.rows += len(rows.reward)
         beyond = np.abs(rows.action) > NORMALIZED_BOUND
         self.beyond += int(beyond.any(tuple(range(1, beyond.ndim))).sum())
@@ -295,6 +295,8 @@ def facts_of(guess: Guess, spec: EnvSpec | None, name: str, notes: Sequence[str]
     if guess.beyond and is_normalized(spec.action, guess.normalized):
         said = (*said, _beyond(guess))
     told = [*said, *([DONES] if guess.only_dones else []), *([NO_NEXT] if guess.no_next else []), *notes]
+    if guess.no_next and spec.agents is None and len(guess.policies) == 1:
+        told += guess.counting.left_out
     policies = tuple(f"RLlib's policy {one}" if one else "a policy of RLlib's" for one in guess.policies)
     return DataFacts(
         spec=spec,

@@ -144,6 +144,8 @@ class Stitcher:
             made = self.count.follows(t, np.append(before, t[:-1]))
             if first:
                 made[0] = self.count.begins(t[0])
+            elif before == -np.inf:  # the row before has no t
+                made[0] = True
         elif first and key in self.forgotten:
             self.forgotten.remove(key)
             made[0] = False
@@ -198,7 +200,8 @@ class Stitcher:
         follows = rows["follows"]
         if following:
             axes = tuple(range(1, rows["obs"].ndim))
-            gap = np.append((rows["new_obs"][:-1] != rows["obs"][1:]).any(axis=axes) | ~follows[1:], True)
+            gap = np.append((rows["new_obs"][:-1] != rows["obs"][1:]).any(axis=axes), True)
+            follows = np.append(follows[:1], ~gap[:-1])
             behind, known = rows["new_obs"], np.ones(count, dtype=bool)
         else:
             known = np.append(follows[1:], terminated[-1] or then is not None)
@@ -208,7 +211,7 @@ class Stitcher:
         if not known.any():
             return
         ended = known[-1] and (terminated[-1] or truncated[-1])
-        whole = bool(ended and follows.all() and not gap[:-1].any() and not one.lead)
+        whole = bool(ended and follows.all() and not one.lead)
         first = len(one.lead.get("reward", ()))
         rows_of = WithEnds(gap[known], first)
 
