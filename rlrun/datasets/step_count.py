@@ -76,7 +76,8 @@ class Counting:
         again = sum(times for step, times in self.behind.items() if step <= 0)
         if onwards > again:
             return None
-        return StepCount(stride if stride / 2 < self.smallest < LONGER * stride else 0.0, stride)
+        # The first step of a set that counts from 1 may not be among the rows that were looked at.
+        return StepCount(0.0 if self.smallest < stride / 2 else stride, stride)
 
     @property
     def left_out(self) -> list[str]:

@@ -93,6 +93,15 @@ def test_episodes_of_a_set_whose_t_never_begins_again_are_whole_unless_new_obs_s
     assert [i for i, one in enumerate(found) if not one.whole] == ([10] if "new_obs" in columns else [])
 
 
+@pytest.mark.parametrize("looked_at", [1, 5000])
+def test_a_set_that_begins_inside_an_episode_counts_from_1_with_and_without_env(tmp_path, looked_at, monkeypatch):
+    monkeypatch.setattr("rlrun.datasets.rllib_json.LOOKED_AT", looked_at)
+    later = [line(episode(10, i, i, start=1)) for i in range(1, 20)]
+    path = write(tmp_path / "out", line(part(episode(30, 0, start=1), 20, 30)), *later)
+    for spec in (None, CARTPOLE):
+        assert [one.whole for one in trajectories(RLlibJson(path, spec))] == [False] + [True] * 19
+
+
 @pytest.mark.parametrize("unknown", [(), ("new_obs",)])
 @pytest.mark.parametrize("stride, start", [(4, 0), (4, 4), (0.05, 0), (0.05, 0.05)])  # frames of four for a step; seconds
 @pytest.mark.parametrize("rows", [100, 3])
