@@ -38,7 +38,9 @@ class Counting:
 
     smallest: float = np.inf
     stride: float = np.inf  # the smallest one inside an episode
-    behind: Counter[float] = field(default_factory=Counter)  # how far t goes on from the end of an episode to the next row
+    behind: Counter[float] = field(
+        default_factory=Counter
+    )  # how far t goes on from the end of an episode to the next row
     inside: int = 0  # steps inside episodes that were looked at
     jumps: int = 0  # those of them that are longer than the stride
     last: tuple[np.ndarray, np.ndarray] = (np.zeros(0), np.zeros(0, dtype=bool))  # t and ended of the last row
