@@ -29,8 +29,8 @@ LOOKED_AT = 5_000  # rows that are read before a run, of a set whose spaces are 
 NORMALIZED_BOUND = 1.0 + 1e-4  # of actions in [-1, 1] that were rounded
 
 COUNTED = (
-    "They are counted from the lower bound on, as RLlib counts whole numbers with normalize_actions; if they are numbers"
-    " as the environment has them, say data.actions_normalized=false"
+    "They are counted from the lower bound on, as RLlib counts whole numbers with normalize_actions; if they are as the"
+    " environment has them, say data.actions_normalized=false"
 )
 NOT_COUNTED = (
     "They are read as the environment has them; if they are counted from the lower bound on, leave out"

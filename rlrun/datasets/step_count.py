@@ -38,26 +38,24 @@ class Counting:
 
     smallest: float = np.inf
     stride: float = np.inf  # the smallest one inside an episode
-    behind: Counter[float] = field(
-        default_factory=Counter
-    )  # how far t goes on from the end of an episode to the next row
     inside: int = 0  # steps inside episodes that were looked at
     jumps: int = 0  # those of them that are longer than the stride
-    last: tuple[np.ndarray, np.ndarray] = (np.zeros(0), np.zeros(0, dtype=bool))  # t and ended of the last row
-    name: Any = None  # of its episode
+    behind: Counter[float] = field(default_factory=Counter)  # the steps from the end of an episode to the row behind it
+    last: tuple[float, bool, Any] = (np.nan, False, None)  # t, ended and episode of the last row
 
     def see(self, t: np.ndarray, ended: np.ndarray, episode: Sequence[Any] | None) -> None:
         """t [n] of the next rows. ended [n]: whether their episodes end with them. episode: the names of these."""
         if not t.size:
             return
         self.smallest = min(self.smallest, float(t.min()))
-        names = [None] * len(t) if episode is None else episode
-        same = np.array([one == other for one, other in itertools.pairwise([self.name, *names])])
-        t, ended = np.append(self.last[0], t), np.append(self.last[1], ended)
-        self.last, self.name = (t[-1:].copy(), ended[-1:].copy()), names[-1]
-        steps = np.diff(t)
-        self.behind.update(steps[ended[:-1]].tolist())
-        self._add(steps[same[-len(steps) :] & ~ended[:-1] & (steps > 0)] if len(steps) else steps)
+        before, over, name = self.last
+        names = [name, *([None] * len(t) if episode is None else episode)]
+        self.last = float(t[-1]), bool(ended[-1]), names[-1]
+        steps = np.diff(np.append(before, t))  # the first one of all is NaN
+        behind = np.append(over, ended[:-1])
+        self.behind.update(steps[behind].tolist())
+        same = np.array([one == other for one, other in itertools.pairwise(names)])
+        self._add(steps[same & ~behind & (steps > 0)])
 
     def _add(self, steps: np.ndarray) -> None:
         """steps [n] of t inside episodes."""

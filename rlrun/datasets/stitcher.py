@@ -72,8 +72,8 @@ class Stitcher:
     """Makes trajectories of chunks of rows that arrive in the order of recording."""
 
     def __init__(self, facts: DataFacts, policies: Sequence[str], normalized: bool, count: StepCount | None):
-        """policies: the names in Chunk.policy, in the order of facts.policies. count: how Chunk.t counts the steps of an
-        episode; None: it does not count them."""
+        """policies: the names in Chunk.policy, in the order of facts.policies. count: how Chunk.t counts the steps
+        of an episode; None: it does not count them."""
         self.facts, self.normalized = facts, normalized
         self.policies = {name: i for i, name in enumerate(policies)}
         # An agent among several skips steps of its env.
