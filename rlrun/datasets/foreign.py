@@ -18,7 +18,7 @@ from rlrun.core.batch import Field, RowSpec
 from rlrun.core.errors import UserError
 from rlrun.core.specs import Agents, Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested, Space, described
 from rlrun.datasets.packed import is_packed, unpack
-from rlrun.datasets.step_count import Counting
+from rlrun.datasets.step_count import StepCounter
 from rlrun.datasets.trajectories import DataFacts, without_previous
 
 LOG_PROB: RowSpec = {"log_prob": Field((), torch.float32)}
@@ -201,7 +201,7 @@ class Guess:
     log_prob: bool = True
     rows: int = 0
     beyond: int = 0  # rows with an action outside [-1, 1]
-    counting: Counting = field(default_factory=Counting)
+    counting: StepCounter = field(default_factory=StepCounter)
 
     def see(self, rows: Chunk) -> None:
         """Raises UserError if rows differ in shape from those before, or if an agent's number is out of range."""

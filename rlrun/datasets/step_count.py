@@ -33,7 +33,7 @@ class StepCount(NamedTuple):
 
 
 @dataclass
-class Counting:
+class StepCounter:
     """Finds out how t counts. Call see() with the rows of a set in their order."""
 
     smallest: float = np.inf
