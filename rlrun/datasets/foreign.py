@@ -16,16 +16,26 @@ import torch
 
 from rlrun.core.batch import Field, RowSpec
 from rlrun.core.errors import UserError
-from rlrun.core.specs import Agents, Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested, Space
+from rlrun.core.specs import Agents, Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested, Space, described
 from rlrun.datasets.packed import is_packed, unpack
+from rlrun.datasets.step_count import StepCounter
 from rlrun.datasets.trajectories import DataFacts, without_previous
 
 LOG_PROB: RowSpec = {"log_prob": Field((), torch.float32)}
 IMAGE = 3  # axes of a picture
 ENDS = ("terminateds", "truncateds", "dones")
 LARGEST_CHOICE = 100_000  # more choices than this are numbers of something else
+LOOKED_AT = 5_000  # rows that are read before a run, of a set whose spaces are env='s
 NORMALIZED_BOUND = 1.0 + 1e-4  # of actions in [-1, 1] that were rounded
 
+COUNTED = (
+    "They are counted from the lower bound on, as RLlib counts whole numbers with normalize_actions; if they are as the"
+    " environment has them, say data.actions_normalized=false"
+)
+NOT_COUNTED = (
+    "They are read as the environment has them; if they are counted from the lower bound on, leave out"
+    " data.actions_normalized=false"
+)
 DONES = (
     "Its ends are marked by `dones`, which do not say whether a time limit ended the episode. They count as terminated,"
     " except after exactly as many steps as env= allows."
@@ -174,7 +184,8 @@ def _whole(numbers: np.ndarray, name: str, where: str) -> np.ndarray:
 
 @dataclass
 class Guess:
-    """What the rows of a set say about its spaces. Call see() with all of them."""
+    """What the rows of a set say about it. Call see() with all of them or, where its spaces are known, with the first
+    LOOKED_AT."""
 
     normalized: bool  # whether actions are in [-1, 1]
     obs: tuple[tuple[int, ...], str] | None = None  # shape and kind of an observation
@@ -190,12 +201,12 @@ class Guess:
     log_prob: bool = True
     rows: int = 0
     beyond: int = 0  # rows with an action outside [-1, 1]
-    smallest_t: float = 0.0
+    counting: StepCounter = field(default_factory=StepCounter)
 
     def see(self, rows: Chunk) -> None:
         """Raises UserError if rows differ in shape from those before, or if an agent's number is out of range."""
-        if rows.t is not None and rows.t.size:
-            self.smallest_t = min(self.smallest_t, float(rows.t.min())) if self.rows else float(rows.t.min())
+        if rows.t is not None:
+            self.counting.see(rows.t, rows.terminated | rows.truncated, rows.episode)
         self.rows += len(rows.reward)
         beyond = np.abs(rows.action) > NORMALIZED_BOUND
         self.beyond += int(beyond.any(tuple(range(1, beyond.ndim))).sum())
@@ -217,11 +228,6 @@ class Guess:
             self._check_choices(rows.action, "actions", rows.where)
             top = rows.action.max(0)
             self.largest = top if self.largest is None else np.maximum(self.largest, top)
-
-    @property
-    def first_t(self) -> float:
-        """The t of the first step of an episode. RLlib counts from 0, and others may count from 1."""
-        return 1.0 if self.smallest_t == 1 else 0.0
 
     def _check_choices(self, numbers: np.ndarray, what: str, where: str) -> None:
         low, high = int(numbers.min()), int(numbers.max())
@@ -297,6 +303,8 @@ def facts_of(guess: Guess, spec: EnvSpec | None, name: str, notes: Sequence[str]
     if guess.beyond and is_normalized(spec.action, guess.normalized):
         said = (*said, _beyond(guess))
     told = [*said, *([DONES] if guess.only_dones else []), *([NO_NEXT] if guess.no_next else []), *notes]
+    if guess.no_next and spec.agents is None and len(guess.policies) == 1:
+        told += guess.counting.left_out
     policies = tuple(f"RLlib's policy {one}" if one else "a policy of RLlib's" for one in guess.policies)
     return DataFacts(
         spec=spec,
@@ -309,8 +317,14 @@ def facts_of(guess: Guess, spec: EnvSpec | None, name: str, notes: Sequence[str]
 
 def is_normalized(space: Space, normalized: bool) -> bool:
     """Whether actions in files are in [-1, 1], where `normalized` says so of the set. RLlib normalises no whole
-    numbers."""
+    numbers: its policies choose among them, and it adds the lower bound to the choice."""
     return normalized and isinstance(space, Box) and space.bounded and not space.whole
+
+
+def has_units(space: Space) -> bool:
+    """Whether actions in files may be something else than the environment's own numbers: parts of [-1, 1], or choices
+    that are counted from the lower bound on."""
+    return isinstance(space, Box) and space.bounded and (not space.whole or any(space.low))
 
 
 def _beyond(guess: Guess) -> str:
@@ -361,7 +375,8 @@ def _one_hot(numbers: np.ndarray) -> bool:
 
 
 def actions(spec: EnvSpec, numbers: np.ndarray, normalized: bool, where: str) -> np.ndarray:
-    """[n, ...] actions of a file in the form that rows have. Raises UserError if they do not fit."""
+    """[n, ...] actions of a file in the form that rows have. normalized: whether numbers with bounds are in [-1, 1], or
+    counted from the lower bound where they are whole. Raises UserError if they do not fit."""
     space, shape = spec.action, numbers.shape[1:]
     if not isinstance(space, Box):
         return _choices(space, numbers, "actions", spec.name, where)
@@ -369,9 +384,25 @@ def actions(spec: EnvSpec, numbers: np.ndarray, normalized: bool, where: str) ->
         numbers = numbers[:, None]
     elif shape != space.shape:
         raise UserError(f"{where}: actions have the shape {list(shape)}, and {spec.name} has {space}")
-    return (
-        numbers.astype(np.float32) if is_normalized(space, normalized) else space.from_env(numbers.astype(np.float64))
-    )
+    if is_normalized(space, normalized):
+        return numbers.astype(np.float32)
+    numbers = numbers.astype(np.float64)
+    if space.whole and space.bounded:
+        numbers = _as_played(space, numbers, normalized, spec.name, where)
+    return space.from_env(numbers)
+
+
+def _as_played(space: Box, numbers: np.ndarray, counted: bool, name: str, where: str) -> np.ndarray:
+    """Whole numbers as the environment got them. counted: whether files count them from the lower bound on. Raises
+    UserError if one is outside the bounds or has a fraction."""
+    low, high = (np.reshape(bound, space.shape) for bound in (space.low, space.high))
+    made = numbers + low if counted else numbers
+    if (made < low).any() or (made > high).any() or (made != np.rint(made)).any():
+        told = COUNTED if counted else NOT_COUNTED
+        raise UserError(
+            f"{where}: actions hold {numbers.min():g}..{numbers.max():g}, and {name} has {described(space)}. {told}"
+        )
+    return made
 
 
 def outside(space: Any, made: np.ndarray) -> bool:

@@ -21,7 +21,7 @@ import numpy as np
 
 from rlrun.core.errors import UserError
 from rlrun.core.specs import EnvSpec
-from rlrun.datasets.foreign import Chunk, Guess, chunk, facts_of
+from rlrun.datasets.foreign import LOOKED_AT, Chunk, Guess, chunk, facts_of
 from rlrun.datasets.packed import is_packed, unpack
 from rlrun.datasets.stitcher import Stitcher
 from rlrun.datasets.trajectories import DataFacts, Trajectory
@@ -72,18 +72,18 @@ class RLlibJson:
         guess = Guess(actions_normalized)
         for rows in itertools.chain.from_iterable(map(_chunks, files)):
             guess.see(rows)
-            if spec is not None and not rows.policy and len(rows.reward):
+            if spec is not None and not rows.policy and guess.rows >= LOOKED_AT:
                 break  # a set with several policies is read whole, to learn their names
         self.facts: DataFacts = facts_of(guess, spec, self.name, notes)
-        self._policies, self._first_t = guess.policies, guess.first_t
-        # Every decision has at most one dead row behind it. With a spec, only the first batch has been looked at.
+        self._policies, self._count = guess.policies, guess.counting.found
+        # Every decision has at most one dead row behind it. With a spec, only the first rows have been looked at.
         self.most_rows: int | None = 2 * guess.rows if spec is None else None
 
     def pieces(self) -> int:
         return len(self._chains)
 
     def read(self, piece: int) -> Iterator[Trajectory]:
-        stitcher = Stitcher(self.facts, self._policies, self.normalized, self._first_t)
+        stitcher = Stitcher(self.facts, self._policies, self.normalized, self._count)
         for file in self._chains[piece]:
             for rows in _chunks(file):
                 yield from stitcher.add(rows)

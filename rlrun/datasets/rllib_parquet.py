@@ -7,6 +7,7 @@ write with `output_config: {format: parquet}`, are read as lines of JSON are."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ import pyarrow.parquet as parquet
 
 from rlrun.core.errors import UserError
 from rlrun.core.specs import EnvSpec
-from rlrun.datasets.foreign import Chunk, Guess, chunk, facts_of
+from rlrun.datasets.foreign import LOOKED_AT, Chunk, Guess, chunk, facts_of
 from rlrun.datasets.packed import Unreadable, message
 from rlrun.datasets.rllib_json import in_order, unpack_all
 from rlrun.datasets.stitcher import Stitcher
@@ -61,23 +62,20 @@ class RLlibParquet:
         self._groups = _groups(files)
         self.identity = [f"{file.name} {file.stat().st_size}" for group in self._groups for file in group]
         guess = Guess(actions_normalized)
-        for file in files:
-            for rows in _chunks(file):
-                guess.see(rows)
-                if spec is not None and len(rows.reward):
-                    break
-            if spec is not None and guess.rows:
+        for rows in itertools.chain.from_iterable(map(_chunks, files)):
+            guess.see(rows)
+            if spec is not None and guess.rows >= LOOKED_AT:
                 break
         self.facts: DataFacts = facts_of(guess, spec, self.name)
-        self._policies, self._first_t = guess.policies, guess.first_t
-        # Every decision has at most one dead row behind it. With a spec, only the first batch has been looked at.
+        self._policies, self._count = guess.policies, guess.counting.found
+        # Every decision has at most one dead row behind it. With a spec, only the first rows have been looked at.
         self.most_rows: int | None = 2 * guess.rows if spec is None else None
 
     def pieces(self) -> int:
         return len(self._groups)
 
     def read(self, piece: int) -> Iterator[Trajectory]:
-        stitcher = Stitcher(self.facts, self._policies, self.normalized, self._first_t)
+        stitcher = Stitcher(self.facts, self._policies, self.normalized, self._count)
         for file in self._groups[piece]:
             for rows in _chunks(file):
                 yield from stitcher.add(rows)

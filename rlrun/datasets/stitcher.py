@@ -13,6 +13,7 @@ from rlrun.core.errors import UserError
 from rlrun.core.specs import Box
 from rlrun.datasets.foreign import Chunk, actions, is_normalized, observations
 from rlrun.datasets.parquet_writer import FILE_BYTES, GROUP_ROWS
+from rlrun.datasets.step_count import StepCount
 from rlrun.datasets.trajectories import DataFacts, Trajectory
 
 FORGET = 256  # batches after which an episode that no batch continued is over
@@ -70,12 +71,13 @@ class _Open:
 class Stitcher:
     """Makes trajectories of chunks of rows that arrive in the order of recording."""
 
-    def __init__(self, facts: DataFacts, policies: Sequence[str], normalized: bool, first_t: float = 0.0):
-        """policies: the names in Chunk.policy, in the order of facts.policies. first_t: Chunk.t of the first step of an
-        episode."""
-        self.facts, self.normalized, self.first_t = facts, normalized, first_t
+    def __init__(self, facts: DataFacts, policies: Sequence[str], normalized: bool, count: StepCount | None):
+        """policies: the names in Chunk.policy, in the order of facts.policies. count: how Chunk.t counts the steps
+        of an episode; None: it does not count them."""
+        self.facts, self.normalized = facts, normalized
         self.policies = {name: i for i, name in enumerate(policies)}
-        self.counted = facts.spec.agents is None and len(policies) == 1  # an agent among several skips steps of its env
+        # An agent among several skips steps of its env.
+        self.count = count if facts.spec.agents is None and len(policies) == 1 else None
         self.open: dict[Hashable, _Open] = {}
         self.forgotten: set[Hashable] = set()  # episodes that may go on, of which no t tells where
         self.batch = 0
@@ -129,7 +131,7 @@ class Stitcher:
             if one.seen == self.batch:  # a slice would keep the whole batch in memory
                 one.parts[-1] = {name: values.copy() for name, values in one.parts[-1].items()}
         for key in [key for key, one in self.open.items() if one.seen < self.batch - FORGET]:
-            if not self.counted or self.open[key].t == -np.inf:
+            if self.count is None or self.open[key].t == -np.inf:
                 self.forgotten.add(key)
             yield from self._close(key)
 
@@ -137,9 +139,13 @@ class Stitcher:
         """[n] whether these rows are each the next step of their episode. before: the t of the row before them. first:
         whether they begin a trajectory, so that the first of them should be the first step."""
         made = np.ones(stop - start, dtype=bool)
-        if self.counted and rows.t is not None:
-            made[1:] = rows.t[start + 1 : stop] == rows.t[start : stop - 1] + 1
-            made[0] = rows.t[start] <= self.first_t if first else rows.t[start] == before + 1
+        if self.count is not None and rows.t is not None:
+            t = rows.t[start:stop].astype(np.float64)
+            made = self.count.follows(t, np.append(before, t[:-1]))
+            if first:
+                made[0] = self.count.begins(t[0])
+            elif before == -np.inf:  # the row before has no t
+                made[0] = True
         elif first and key in self.forgotten:
             self.forgotten.remove(key)
             made[0] = False
@@ -194,7 +200,8 @@ class Stitcher:
         follows = rows["follows"]
         if following:
             axes = tuple(range(1, rows["obs"].ndim))
-            gap = np.append((rows["new_obs"][:-1] != rows["obs"][1:]).any(axis=axes) | ~follows[1:], True)
+            gap = np.append((rows["new_obs"][:-1] != rows["obs"][1:]).any(axis=axes), True)
+            follows = np.append(follows[:1], ~gap[:-1])
             behind, known = rows["new_obs"], np.ones(count, dtype=bool)
         else:
             known = np.append(follows[1:], terminated[-1] or then is not None)
@@ -204,7 +211,7 @@ class Stitcher:
         if not known.any():
             return
         ended = known[-1] and (terminated[-1] or truncated[-1])
-        whole = bool(ended and follows.all() and not gap[:-1].any() and not one.lead)
+        whole = bool(ended and follows.all() and not one.lead)
         first = len(one.lead.get("reward", ()))
         rows_of = WithEnds(gap[known], first)
 

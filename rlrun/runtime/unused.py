@@ -16,7 +16,7 @@ from rlrun.core.conditions import OnlyFor, shown
 from rlrun.core.errors import UserError
 from rlrun.core.plugins import is_path
 from rlrun.core.specs import Box, Discrete, MultiDiscrete, Nested, leaves
-from rlrun.datasets.foreign import is_normalized
+from rlrun.datasets.foreign import has_units
 from rlrun.datasets.rllib_json import RLlibJson
 from rlrun.datasets.rllib_parquet import RLlibParquet
 from rlrun.envs.recorded import RecordedConfig
@@ -136,7 +136,7 @@ def _in_units(plan: Plan) -> bool:
     sources = [] if plan.data is None else [source for source, _ in plan.data.sources()]
     if plan.estimates:
         sources.append(source_of(plan.config, plan.spec))
-    return is_normalized(plan.spec.action, True) and any(isinstance(one, RLlibJson | RLlibParquet) for one in sources)
+    return has_units(plan.spec.action) and any(isinstance(one, RLlibJson | RLlibParquet) for one in sources)
 
 
 KINDS: dict[str, Callable[[Plan], bool]] = {

@@ -1,10 +1,13 @@
 """In which units the actions of RLlib's files are, and what is said of it."""
 
+import gymnasium
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 from datasets_of_tests import data_of
-from rllib_files import episode, line
-from test_rllib_json import CARTPOLE, trajectories, write
+from rllib_files import episode, line, part, plain
+from test_rllib_json import CARTPOLE, PENDULUM, refused, trajectories, write
 from wired import checked
 
 from rlrun.cli import _dispatch
@@ -12,6 +15,7 @@ from rlrun.core.errors import UserError
 from rlrun.core.specs import Box, EnvSpec
 from rlrun.datasets.open import open_source
 from rlrun.datasets.rllib_json import RLlibJson
+from rlrun.datasets.rllib_parquet import RLlibParquet
 from rlrun.runtime.advice import notes
 
 
@@ -25,6 +29,22 @@ def test_a_run_says_that_actions_beyond_the_bounds_are_taken_to_be_normalised(ty
     assert not any("[-1, 1]" in note for note in notes(checked(typed(*words, "data.actions_normalized=false"))))
     (inferred,) = (note for note in open_source(str(tmp_path / "out")).facts.notes if "[-1, 1]" in note)
     assert inferred.startswith("3 of the 8 actions")
+
+
+@pytest.mark.parametrize("kind", ["json", "parquet"])
+def test_more_than_the_first_batch_is_looked_at_for_actions_beyond_the_bounds(tmp_path, kind):
+    """RLlib's SAC writes a row into each line."""
+    columns = episode(40, width=3, actions=np.append(np.zeros(30), np.full(10, 1.5))[:, None])
+    del columns["infos"]
+    lines = [part(columns, i, i + 1) for i in range(40)]
+    if kind == "json":
+        source = RLlibJson(write(tmp_path / "out", *map(line, lines)), PENDULUM)
+    else:
+        rows = [{"type": "SampleBatch", **plain(one)} for one in lines]
+        parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=1)
+        source = RLlibParquet(tmp_path, PENDULUM)
+    (told,) = (note for note in source.facts.notes if "outside [-1, 1]" in note)
+    assert told.startswith("10 of the 40 actions")
 
 
 def test_actions_normalized_is_refused_where_it_changes_nothing(tmp_path):
@@ -43,14 +63,36 @@ def test_actions_normalized_is_refused_where_it_changes_nothing(tmp_path):
     assert _dispatch([*words, *more]) == 0, "one of several sets is enough"
 
 
+@pytest.mark.parametrize("low", [0, -2, 3])
 @pytest.mark.parametrize("normalized", [True, False])
-def test_actions_of_boxes_of_whole_numbers_are_never_normalised(tmp_path, normalized):
-    box = Box(shape=(1,), dtype="int64", low=(0.0,), high=(3.0,))
+def test_actions_of_boxes_of_whole_numbers_are_counted_from_the_lower_bound_or_as_they_are(tmp_path, normalized, low):
+    """RLlib's unsquash_action sends low + action to the environment, and normalises no whole numbers."""
+    box = Box(shape=(1,), dtype="int64", low=(low,), high=(low + 3.0,))
     spec = EnvSpec(name="Steps", obs=CARTPOLE.obs, action=box)
-    columns = episode(4, actions=np.array([[0], [1], [2], [3]]))
+    written = np.arange(4)[:, None] + (0 if normalized else low)
+    columns = episode(4, actions=written)
     source = RLlibJson(write(tmp_path / "out", line(columns)), spec, normalized)
     (one,) = trajectories(source)
-    assert box.to_env(one.action[:4]).ravel().tolist() == [0, 1, 2, 3]
+    assert box.to_env(one.action[:4]).ravel().tolist() == list(range(low, low + 4))
     density = np.log(columns["action_prob"] / 0.5)  # each of the four numbers has a part of [-1, 1]
     np.testing.assert_allclose(one.record["log_prob"][:4], density, rtol=1e-5)
     assert not any("normalised" in note for note in source.facts.notes)
+    for wrong in (written - 1, written + 1, written + 0.5):
+        path = write(tmp_path / "wrong", line({**columns, "actions": wrong}))
+        refused(path, "actions hold", f"from {low} to {low + 3}", "data.actions_normalized=false", spec=spec, normalized=normalized)
+
+
+class Steps(gymnasium.Env):
+    """An environment whose actions are whole numbers from `low` on."""
+
+    def __init__(self, low):
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (4,))
+        self.action_space = gymnasium.spaces.Box(low, low + 3, (1,), np.int64)
+
+
+def test_actions_normalized_is_for_boxes_of_whole_numbers_that_do_not_begin_at_0(tmp_path):
+    folder = write(tmp_path / "out", line(episode(1, actions=np.array([[0]]))))
+    words = ["train", "--plan", "algo=cql", "env=test_rllib_actions:Steps", f"data.path={folder}"]
+    assert _dispatch([*words, "env.kwargs.low=-2", "data.actions_normalized=false"]) == 0
+    with pytest.raises(UserError, match="does nothing in this run: it is for RLlib's files in which actions"):
+        _dispatch([*words, "env.kwargs.low=0", "data.actions_normalized=false"])

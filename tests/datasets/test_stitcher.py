@@ -75,6 +75,65 @@ def test_steps_may_be_counted_from_1_and_those_of_agents_who_take_turns_are_no_g
         assert [(bits(one), one.whole) for one in found] == [("111110", True)] * 2
 
 
+@pytest.mark.parametrize("unknown", [(), ("new_obs",), ("eps_id",)])
+@pytest.mark.parametrize("rows, files", [(200, 1), (1, 1), (7, 1), (10, 20)])  # in a line; and how many files there are
+def test_episodes_of_a_set_whose_t_never_begins_again_are_whole_unless_new_obs_says_otherwise(
+    tmp_path, unknown, rows, files
+):
+    """t then counts the rows of the set from its beginning to its end, and says nothing about episodes."""
+    columns = without(joined(*(episode(10, i, i, start=10 * i) for i in range(20))), *unknown)
+    lines = [line(part(columns, first, first + rows)) for first in range(0, 200, rows)]
+    for number in range(files):
+        write(tmp_path / "out", *lines[number::files], name=f"{number:02}.json")
+    for spec in (None, CARTPOLE):
+        found = trajectories(RLlibJson(tmp_path / "out", spec))
+        assert [(one.steps, one.whole) for one in found] == [(10, True)] * 20
+    less = [line(joined(part(columns, 0, 102), part(columns, 105, 200)))]
+    found = trajectories(RLlibJson(write(tmp_path / "less", *less)))
+    assert [i for i, one in enumerate(found) if not one.whole] == ([10] if "new_obs" in columns else [])
+
+
+@pytest.mark.parametrize("looked_at", [1, 5000])
+def test_a_set_that_begins_inside_an_episode_counts_from_1_with_and_without_env(tmp_path, looked_at, monkeypatch):
+    monkeypatch.setattr("rlrun.datasets.rllib_json.LOOKED_AT", looked_at)
+    later = [line(episode(10, i, i, start=1)) for i in range(1, 20)]
+    path = write(tmp_path / "out", line(part(episode(30, 0, start=1), 20, 30)), *later)
+    for spec in (None, CARTPOLE):
+        assert [one.whole for one in trajectories(RLlibJson(path, spec))] == [False] + [True] * 19
+
+
+@pytest.mark.parametrize("unknown", [(), ("new_obs",)])
+@pytest.mark.parametrize("stride, start", [(4, 0), (4, 4), (0.05, 0), (0.05, 0.05)])  # frames of four for a step; seconds
+@pytest.mark.parametrize("rows", [100, 3])
+def test_t_may_count_in_strides(tmp_path, stride, start, unknown, rows):
+    """Steps that are missing are found too, and a note counts those that cannot be used without them."""
+
+    def read(name, made, spec):
+        lines = [line(part(made, first, first + rows)) for first in range(0, len(made["t"]), rows)]
+        source = RLlibJson(write(tmp_path / name, *lines), spec)
+        return trajectories(source), [one for one in source.facts.notes if "t goes on" in one]
+
+    made = [without(episode(10, i, i), *unknown) for i in range(10)]
+    for one in made:
+        one["t"] = start + stride * np.arange(10)
+    less = [joined(part(made[0], 0, 3), part(made[0], 5, 10)), part(made[1], 1, 10), *made[2:]]
+    for spec in (None, CARTPOLE):
+        found, told = read("all", joined(*made), spec)
+        assert [(bits(one), one.whole) for one in found] == [("1" * 10 + "0", True)] * 10 and not told
+        found, told = read("less", joined(*less), spec)
+        left_out = "new_obs" in unknown
+        assert [(bits(one), one.whole) for one in found] == [
+            ("110111110" if left_out else "1110111110", False), ("1" * 9 + "0", False), *[("1" * 10 + "0", True)] * 8
+        ]  # fmt: skip
+        assert [one.startswith("Of 87 steps inside episodes that were looked at, 1 are") for one in told] == [True] * left_out
+
+
+def test_rows_whose_observations_say_that_they_follow_each_other_do_so_whatever_t_says(tmp_path):
+    columns = episode(10) | {"t": np.array([0, 2, 3, 7, 8, 9, 12, 15, 16, 21])}
+    (one,) = trajectories(RLlibJson(write(tmp_path / "out", line(columns))))
+    assert (bits(one), one.whole) == ("11111111110", True)
+
+
 def test_files_of_one_second_are_read_in_the_order_of_their_numbers(tmp_path):
     columns = episode(12)
     for number in range(12):
