@@ -166,6 +166,14 @@ class AgentsChecks:
             if self.report.errors:
                 raise Stop
 
+    def count(self, episodes: int, mend: str = "") -> None:
+        """Ends the random play, in which so many episodes ended. mend: what can be done where none did."""
+        self.broken()
+        self.report.fact("episodes", episodes)
+        if not episodes:
+            said = "no episode ended while it was tried with random actions"
+            self.report.note("endless", said, f"{mend}env.max_episode_steps=N gives a time limit")
+
     # -- seeds and states ----------------------------------------------------------------------------------------------
 
     def begin(self, env: Any, seed: int | None) -> dict[str, Any]:
@@ -329,11 +337,7 @@ class ParallelChecks(AgentsChecks):
                 self.state(env, where)
             if not env.agents:
                 lengths.append(length)
-        self.broken()
-        report.fact("episodes", len(lengths))
-        if not lengths:
-            mend = "end it for every agent, and empty self.agents; env.max_episode_steps=N gives a time limit"
-            report.note("endless", "no episode ended while it was tried with random actions", mend)
+        self.count(len(lengths), "end it for every agent, and empty self.agents; ")
         never = [agent for agent in self.possible if agent not in seen]
         if never:
             what = f"{len(never)} of {len(self.possible)} possible_agents never appeared: {shown(never)}"

@@ -106,8 +106,4 @@ class TurnsChecks(AgentsChecks):
             self.state(env, where)
             if not env.agents:
                 lengths.append(length)
-        self.broken()
-        report.fact("episodes", len(lengths))
-        if not lengths:
-            report.note("endless", "no episode ended while it was tried with random actions",
-                        "env.max_episode_steps=N gives a time limit")  # fmt: skip
+        self.count(len(lengths))
