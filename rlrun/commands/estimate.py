@@ -39,7 +39,7 @@ import dataclasses
 import json
 import time
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rlrun.cli import run_dir_argument, take_trust
 from rlrun.config.types import parse_assignments, typed
@@ -63,6 +63,9 @@ from rlrun.runtime.estimate import (
 from rlrun.runtime.played_env import environment_of
 from rlrun.runtime.played_value import played_value
 from rlrun.runtime.recorded_episodes import RecordedEpisodes, knows_choices
+
+if TYPE_CHECKING:
+    from rlrun.runtime.trained import Trained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,26 +172,7 @@ def main(words: list[str]) -> int:
         report.warnings.append(
             f"{' and '.join(infinite)} are left out: {why}. discount=0.99, or another below 1, estimates by them too."
         )
-    seeds, unplayed = Seeds(options.seed), "episodes=0 plays none"
-    found = environment_of(trained) if options.episodes else unplayed
-    if isinstance(found, str):
-        unplayed = found
-    else:
-        cfg, spec = found
-        if not as_json:
-            print(f"playing {options.episodes:,} episodes of {spec.name}", flush=True)
-        report.compare(
-            played_value(
-                trained.policy,
-                Factory(cfg=cfg, spec=spec, seeds=seeds, stream="estimate", learning=False),
-                question.mode,
-                trained.clock,
-                question.discount,
-                options.episodes,
-                seeds,
-                options.confidence,
-            )
-        )
+    unplayed = compare(report, trained, question, options, quiet=as_json)
     if as_json:
         facts: dict[str, Any] = {"run_dir": str(path), "data": options.data.path, "env": trained.spec.name}
         facts |= {"checkpoint_env_steps": trained.clock.env_steps, "greedy": options.greedy}
@@ -199,6 +183,31 @@ def main(words: list[str]) -> int:
     print(f"\n{trained.spec.name}, the {acting} policy at {trained.clock.env_steps:,} env steps\n")
     print(shown(report, options.confidence, unplayed))
     return 0
+
+
+def compare(report: EstimateReport, trained: Trained, question: Question, options: EstimateOptions, quiet: bool) -> str:
+    """Plays full games with the policy and adds their mean return to the report. Returns why nothing was played, where
+    that is so. quiet: whether nothing is printed."""
+    why = "episodes=0 plays none"
+    found = environment_of(trained) if options.episodes else why
+    if isinstance(found, str):
+        return found
+    (cfg, spec), seeds = found, Seeds(options.seed)
+    if not quiet:
+        print(f"playing {options.episodes:,} episodes of {spec.name}", flush=True)
+    report.compare(
+        played_value(
+            trained.policy,
+            Factory(cfg=cfg, spec=spec, seeds=seeds, stream="estimate", learning=False),
+            question.mode,
+            trained.clock,
+            question.discount,
+            options.episodes,
+            seeds,
+            options.confidence,
+        )
+    )
+    return why
 
 
 class Fitting:
