@@ -463,7 +463,9 @@ def test_other_bounds_of_observations_make_no_other_rows(written):
     )
     folder = written([episode(0, 5, one)], facts(one))
     written([episode(1, 5, two)], facts(two), folder=folder.name)
-    made(open_source(str(folder)), needs(two)).close()
+    rows = made(open_source(str(folder)), needs(two))
+    assert rows.shelves[0].kept == 2, "both files are read as one set"
+    rows.close()
 
 
 def test_learners_read_the_same_and_draw_different_rows(written):
