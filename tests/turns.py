@@ -1,7 +1,7 @@
 """Turn-based games in which much happens while agents that have ended are taken out."""
 
 import numpy as np
-from zoo import Turns
+from turns_zoo import Turns
 
 
 class Survivor(Turns):

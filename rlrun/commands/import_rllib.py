@@ -221,7 +221,8 @@ def starts(folder: Path, one: Imported, trusted: bool) -> None:
     from rlrun.config.types import plain
     from rlrun.config.words import exact
     from rlrun.machine.machine import measured
-    from rlrun.runtime.plan import make_spec, plan
+    from rlrun.runtime.fitting import make_spec
+    from rlrun.runtime.plan import plan
     from rlrun.runtime.unused import refuse_unused
 
     def job(cfg: Any, choices: dict[str, Any]) -> int:

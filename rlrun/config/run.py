@@ -16,7 +16,7 @@ from rlrun.config.types import ConfigError, numbers_read, typed
 from rlrun.core.algorithm import Algorithm, Inner
 from rlrun.core.duties import CheckpointConfig, StopConfig
 from rlrun.core.errors import UserError, closest
-from rlrun.core.evaluations import EvalConfig
+from rlrun.core.evaluation_duty import EvalConfig
 from rlrun.core.numbers import whole_number
 from rlrun.core.ranges import Count, NotNegative, Positive, Text
 from rlrun.datasets.options import DataConfig

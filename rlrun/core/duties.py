@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from rlrun.core.conditions import COUNTED, JUDGED, OnlyFor
-from rlrun.core.evaluations import Evaluations
+from rlrun.core.evaluation_duty import Evaluations
 from rlrun.core.metrics import EpisodeStatistics
 from rlrun.core.ranges import Count, NotNegative, Positive
 from rlrun.core.schedule import Clock

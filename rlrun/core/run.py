@@ -14,7 +14,7 @@ from rlrun.core.duties import CheckpointConfig, Progress, Saves, StopConfig, Sto
 from rlrun.core.errors import Diverged, EnvError, RunFailed
 from rlrun.core.estimates import Estimates, Estimating
 from rlrun.core.evaluation import Evaluators
-from rlrun.core.evaluations import EvalConfig, Evaluations, Play
+from rlrun.core.evaluation_duty import EvalConfig, Evaluations, Play
 from rlrun.core.health import CutEpisodes, Health
 from rlrun.core.learners import (
     LOST,

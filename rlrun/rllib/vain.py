@@ -15,7 +15,7 @@ from rlrun.config.paths import base_options, included_groups, root, runner_of
 from rlrun.config.run import RunConfig
 from rlrun.config.unused import conditional_in
 from rlrun.core.conditions import EXPERIENCE, REPLAYS, OnlyFor, OnlyWith
-from rlrun.core.evaluations import EvalConfig
+from rlrun.core.evaluation_duty import EvalConfig
 from rlrun.rllib.fits import runner_class
 from rlrun.rllib.translation import first_of
 from rlrun.rllib.yaml_files import SWEPT, Imported, Line

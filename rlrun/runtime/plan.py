@@ -4,7 +4,6 @@ A Plan is a value. `rlrun train --plan` prints it, and every learner gets it, so
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -14,38 +13,31 @@ from typing import Any
 import torch
 
 from rlrun.config.run import Typed
-from rlrun.config.unused import only_for
-from rlrun.core.algorithm import Algorithm, Inner, Needs
+from rlrun.core.algorithm import Algorithm, Needs
 from rlrun.core.batch import RowSpec, fragment_layout, layout_bytes
 from rlrun.core.checkpoint import load_part
-from rlrun.core.conditions import SAMPLERS
 from rlrun.core.errors import UserError
 from rlrun.core.policy import Policy
 from rlrun.core.pulse import Limits
 from rlrun.core.restarts import Restarts, ToldRestarts
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import EnvSpec
-from rlrun.core.watchdog import watched
 from rlrun.dataflow.weights import weight_bytes
 from rlrun.envs import registry
 from rlrun.envs.recorded import RecordedConfig
-from rlrun.machine.asked import Asked
 from rlrun.machine.machine import Machine
-from rlrun.machine.nodes import RayConfig, sampler_shares
 from rlrun.machine.resources import Resources
-from rlrun.models.config import ModelConfig, has_own_parts
+from rlrun.models.config import ModelConfig
 from rlrun.models.model import Model, lower_precision
 from rlrun.policies.exploration import check_exploration
 from rlrun.policies.several import SeveralPolicies
-from rlrun.runners import distributed_replay, on_policy
+from rlrun.runners import on_policy
 from rlrun.runtime.data_plan import DataPlan, check_evaluation, plan_data, recorded
-from rlrun.runtime.learners_plan import check_learners, learners_on_nodes
-from rlrun.runtime.replay_plan import PolicyReplay, ReplayPlan, check_belongs, groups_of, layout_of
+from rlrun.runtime.fitting import check_fitting, make_spec
+from rlrun.runtime.layout import layout, limits_of, shards_of
+from rlrun.runtime.replay_plan import PolicyReplay, ReplayPlan, groups_of, layout_of
 from rlrun.samplers.evaluators import EvaluationPlan
 
-# Runners whose samplers may be on several machines.
-SPREAD = ("actor_learner", "on_policy", "replay", "distributed_replay", "evolution")
-RECORDED_SEC = 60.0  # for another learner's process to write the rest of a recording when the run ends
 MAX_EPISODE = 10_000  # rows of the longest episode that complete_episodes makes room for
 
 
@@ -209,21 +201,6 @@ def policy_factory(config: Typed, spec: EnvSpec, resources: Resources, acting: b
     return PolicyFactory(config.algorithm, config.algo, spec, config.run.model, precision, seed, acting)
 
 
-def limits_of(config: Typed) -> Limits:
-    """Returns how long environments, and processes that start or end, may take. Learners in processes of their own may
-    have many rows to write when a recording ends."""
-    env, start_sec = config.env, config.run.resources.start_timeout_sec
-    end_sec = Limits().end_sec if config.run.record is None else RECORDED_SEC
-    if isinstance(env, RecordedConfig):
-        return Limits(start_sec=start_sec, end_sec=end_sec)
-    return Limits(env.step_timeout_sec, env.reset_timeout_sec, start_sec, end_sec)
-
-
-def shards_of(runner: Any) -> int | None:
-    """Returns the number of processes that hold a part of the replay, or None if the learner holds it."""
-    return runner.num_shards if isinstance(runner, distributed_replay.Config) else None
-
-
 def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
     """Decides everything about a run.
 
@@ -283,123 +260,6 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
         replay=plan_replay(config, spec, needs, resources, policy, machine),
         data=plan_data(config, spec, needs, policy, resources.num_learners),
     )
-
-
-def layout(config: Typed, spec: EnvSpec, needs: Needs, machine: Machine, given: Collection[str]) -> Resources:
-    """Decides on processes, devices, threads and environments, as the runner does it. Raises UserError where the
-    runner, the machines and what the algorithm needs do not go together."""
-    asked = config.run.resources
-    again = asked.restarts > 0 and not asked.exact
-    seeds = Seeds(config.run.seed)
-    make_env = registry.Factory(cfg=config.env, spec=spec, seeds=seeds, stream="env", learning=True, restarts=again)
-    runner = importlib.import_module(f"rlrun.runners.{config.runner.name}")
-    if asked.ray is not None and config.runner.name not in SPREAD:
-        others = ", ".join(SPREAD)
-        raise UserError(f"resources=ray: runner={config.runner.name} works on one machine; {others} do on several")
-    check_learners(config)
-    with watched(limits_of(config)):  # it may try the environment
-        resources: Resources = runner.layout(
-            Asked(
-                cfg=asked,
-                needs=needs,
-                image=spec.image,
-                make_env=make_env,
-                own_networks=has_own_parts(config.run.model),
-                num_shards=shards_of(config.runner) or 1,
-                for_samplers=next((path for path, kind in only_for(config) if kind == SAMPLERS and path in given), ""),
-            ),
-            machine,
-        )
-    if asked.ray is not None:
-        resources = among_nodes(config, asked.ray, resources, machine)
-    if needs.cut_share < 1 and resources.inference != "serial":
-        raise UserError(
-            "a straggler cut needs samplers that learn: resources.inference=serial, or algo.cut_share=1 with"
-            f" {resources.inference}"
-        )
-    if spec.game is not None and spec.game.copies and resources.inference == "batched":
-        raise UserError(
-            f"the search steps copies of {spec.name}, which are in the samplers' processes: resources.inference=serial"
-            " or local"
-        )
-    return resources
-
-
-def among_nodes(config: Typed, ray: RayConfig, resources: Resources, machine: Machine) -> Resources:
-    """Divides learners or samplers among the machines of a cluster (resources=ray)."""
-    if config.runner.name == "on_policy" and ray.lost == "leave_out":
-        raise UserError(
-            "resources.ray.lost=leave_out: runner=on_policy waits for the rows of all samplers, so it cannot go on"
-            " without some; use take_over or end"
-        )
-    if resources.num_learners > 1:
-        return learners_on_nodes(config, resources, machine)
-    return on_nodes(resources, machine, ray.samplers_per_node)
-
-
-def on_nodes(resources: Resources, machine: Machine, each: int | str) -> Resources:
-    """Divides the samplers among the machines of a cluster. Raises UserError where a machine would have none.
-
-    each: what samplers_per_node says."""
-    nodes = machine.nodes
-    made = sampler_shares(resources.num_samplers, nodes) if each == "auto" else (int(each),) * len(nodes)
-    if 0 in made:
-        raise UserError(
-            f"resources=ray: {resources.num_samplers} samplers are fewer than the {len(made)} nodes; take fewer with"
-            " resources.ray.nodes, or more samplers"
-        )
-    return replace(resources, nodes=made)
-
-
-def make_spec(config: Typed, needs: Needs) -> EnvSpec:
-    """The environment with everything in its rows that the algorithm and its networks ask for."""
-    prev_action, prev_reward = config.run.model.memory.previous
-    spec = registry.make_spec(
-        config.env,
-        prev_action,
-        prev_reward or needs.sees_reward,
-        joint=needs.joint,
-        state=config.run.model.central,
-        game=needs.simulator,
-    )
-    teams = {} if spec.agents is None else config.algorithm.teams(config.algo, spec.agents.names)
-    return replace(spec, agents=replace(spec.agents, teams=tuple(teams.items()))) if teams else spec  # type: ignore[type-var]
-
-
-def check_fitting(config: Typed, spec: EnvSpec, needs: Needs) -> None:
-    """Raises UserError if algorithm, environment, runner and replay do not fit together."""
-    name, runner = config.algo.name, config.runner
-    if spec.action.kind not in needs.actions and needs.joint:
-        raise UserError(
-            f"{name} chooses one of several actions for each agent; the agents of {spec.name} have {spec.action}"
-        )
-    if needs.several and runner.name in ("distributed_replay", "async_gradients"):
-        others = "replay" if needs.replay is not None else "on_policy or actor_learner"
-        raise UserError(f"runner={runner.name} learns one policy, and {name} has several; use runner={others}")
-    if spec.action.kind not in needs.actions:
-        raise UserError(f"{name} needs {' or '.join(needs.actions)} actions; {spec.name} has {spec.action}")
-    if needs.on_policy and not runner.synchronous:
-        raise UserError(
-            f"{name} learns from the newest policy's rows alone; runner={runner.name} would hand it older ones"
-        )
-    if not runner.lockstep and not needs.only_weights:
-        raise UserError(
-            f"runner={runner.name} shares weights alone, and an update of {name} changes more; it is for a3c, a2c,"
-            " pg, dqn, c51, rainbow, qr_dqn, iqn, ddpg and slateq"
-        )
-    if (needs.population is not None) != (runner.name == "evolution"):
-        fitting = "runner=evolution" if needs.population is not None else "another runner than evolution"
-        raise UserError(f"{name} runs with {fitting}, not with runner={runner.name}")
-    if (needs.tasks is not None) != (runner.name == "meta"):
-        fitting = "runner=meta" if needs.tasks is not None else "another runner than meta"
-        raise UserError(f"{name} runs with {fitting}, not with runner={runner.name}")
-    if needs.tasks is not None and needs.tasks.sampled and not spec.tasks:
-        raise UserError(
-            f"{name} learns from many tasks, and {spec.name} has no sample_tasks() and set_task();"
-            " algo.sample_tasks=false takes the environment as it is for every task"
-        )
-    at = "algo.inner" if isinstance(getattr(config.algo, "inner", None), Inner) else "algo"
-    check_belongs(needs.replay, needs.columns, config.run.replay, name, runner.name, at)
 
 
 def room_for_episodes(spec: EnvSpec, needs: Needs, resources: Resources) -> int:

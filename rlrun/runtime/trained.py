@@ -34,7 +34,7 @@ from rlrun.envs.single import make_single
 from rlrun.envs.stacked import LastFrames, without_stack
 from rlrun.loggers.jsonl import read
 from rlrun.models.model import Model
-from rlrun.runtime.plan import make_spec
+from rlrun.runtime.fitting import make_spec
 from rlrun.runtime.rundir import RunDir, checkpoints_of
 from rlrun.samplers.evaluator import to_torch
 

@@ -59,7 +59,7 @@ def loaded(name: str, level: str) -> Trained:
     from rlrun.config.run import type_config
     from rlrun.config.types import plain
     from rlrun.models.model import Model
-    from rlrun.runtime.plan import make_spec
+    from rlrun.runtime.fitting import make_spec
 
     facts = described(name)
     found: list[dict[str, Any]] = []

@@ -23,7 +23,7 @@ from rlrun.core.errors import Diverged, UserError
 from rlrun.core.schedule import Clock
 from rlrun.families.off_policy import values_taken
 from rlrun.models.model import Model
-from rlrun.runtime.plan import make_spec
+from rlrun.runtime.fitting import make_spec
 from rlrun.runtime.rundir import checkpoints_of
 
 NETS = ["algo.actor.hidden=[8]", "algo.critic.hidden=[8]"]

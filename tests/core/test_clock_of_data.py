@@ -14,7 +14,7 @@ from rlrun.core.batch import Batch
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.duties import CheckpointConfig, StopConfig
 from rlrun.core.estimates import NO_ESTIMATES
-from rlrun.core.evaluations import EvalConfig
+from rlrun.core.evaluation_duty import EvalConfig
 from rlrun.core.logs import LogConfig
 from rlrun.core.policy import Policy
 from rlrun.core.run import Run

@@ -141,7 +141,7 @@ def test_the_return_may_be_that_of_some_agents(words, tmp_path, capsys):
 
 
 def test_a_waiting_player_has_one_legal_action_and_is_paid_for_the_others_move():
-    spec, env = made("zoo:Turns", count=1)
+    spec, env = made("turns_zoo:Turns", count=1)
     assert str(spec.obs["observation"]) == "Box([2], float32)" and spec.obs["action_mask"].shape == (3,)
     paid = np.zeros(2)
     for t, (before, _, step) in enumerate(walk(env, 9)):
@@ -165,7 +165,7 @@ def test_a_waiting_player_has_one_legal_action_and_is_paid_for_the_others_move()
 
 
 def test_a_waiting_player_has_one_legal_value_of_every_choice():
-    _, env = made("zoo:TurnsOfChoices", count=1)
+    _, env = made("turns_zoo:TurnsOfChoices", count=1)
     for t, (before, _, step) in enumerate(walk(env, 9)):
         assert step.valid.all() == (t < 8)
         if t < 8:
@@ -174,7 +174,7 @@ def test_a_waiting_player_has_one_legal_value_of_every_choice():
 
 
 def test_a_mask_that_leaves_one_of_two_choices_no_value_is_named():
-    _, env = made("zoo:TurnsOfChoices", "++env.kwargs.stuck=3")
+    _, env = made("turns_zoo:TurnsOfChoices", "++env.kwargs.stuck=3")
     with pytest.raises(EnvError, match=r"env 0 .*an action_mask that leaves no legal action for the agent 'player_1'"):
         list(walk(env, 9))
 
@@ -183,7 +183,7 @@ def test_a_mask_that_leaves_one_of_two_choices_no_value_is_named():
 def test_a_player_that_ends_before_its_turn_waits_until_it_is_taken_out(first):
     """It is paid until then, as by PettingZoo's own loop. What the others see afterwards holds the legal actions of the
     one that moves next."""
-    _, env = made("zoo:Elimination", f"+env.kwargs.first={str(first).lower()}", count=1)
+    _, env = made("turns_zoo:Elimination", f"+env.kwargs.first={str(first).lower()}", count=1)
     last = 0 if first else 1  # the step in which player_2 is taken out
     for t, (before, _, step) in enumerate(walk(env, 10)):
         now = t % 5  # four moves and a row that only resets
@@ -226,7 +226,7 @@ def test_what_happens_while_players_are_taken_out_belongs_to_the_move_before(how
 
 def test_a_player_that_appears_plays_what_its_info_says_is_legal():
     """It moves in the step after it has appeared."""
-    _, env = made("zoo:LateTurns", count=1)
+    _, env = made("turns_zoo:LateTurns", count=1)
     deciding = []
     for before, _, step in walk(env, 8):
         mover = int(np.argmax(step.decided))
@@ -240,7 +240,7 @@ def test_a_player_that_appears_plays_what_its_info_says_is_legal():
 
 def test_what_a_waiting_player_is_paid_belongs_to_its_last_move():
     """player_0 is paid 10 for the last move, which the other one makes: its return from every own move has it."""
-    _, env = made("zoo:Turns", count=1)
+    _, env = made("turns_zoo:Turns", count=1)
     steps = [step for _, _, step in walk(env, 8)]
     reward, valid, ended = (
         torch.from_numpy(np.stack([getattr(step, name) for step in steps]))
@@ -350,13 +350,13 @@ def test_own_limits_end_all_agents():
 def test_a_limit_does_not_truncate_a_player_that_is_out():
     """player_2 has terminated and waits to be taken out. Nothing is bootstrapped from it, so it is no part of the last
     state of algorithms that learn all agents together."""
-    _, env = made("zoo:Elimination", "env.max_episode_steps=1", count=1)
+    _, env = made("turns_zoo:Elimination", "env.max_episode_steps=1", count=1)
     for t, (_, _, step) in enumerate(walk(env, 4)):
         cut = t % 2 == 0  # a move and a row that only resets
         assert step.valid.tolist() == [cut] * 3
         assert step.terminated.tolist() == [False, False, cut] and step.truncated.tolist() == [cut, cut, False]
     for limit, alive in ((1, [1, 1, 0]), (3, [1, 1, 1])):  # the second goes on, and may still pay player_2
-        cfg = type_config(compose("algo=qmix", "env=zoo:Elimination", f"env.max_episode_steps={limit}")).env
+        cfg = type_config(compose("algo=qmix", "env=turns_zoo:Elimination", f"env.max_episode_steps={limit}")).env
         spec = registry.make_spec(cfg, joint=True)
         env = registry.Factory(cfg=cfg, spec=spec, seeds=Seeds(3), stream="env", learning=True)(0, 1)
         (_, _, step), *_ = walk(env, 1)
@@ -412,7 +412,7 @@ def test_all_rewards_of_agents_that_die_are_counted():
 def test_names_have_one_family():
     assert names.family_of("TwoStepGame-v0") == ("agents", "TwoStepGame-v0")
     assert names.family_of("CartPole-v1")[0] == "gym" and names.family_of("Pong")[0] == "atari"
-    assert names.family_of("zoo:Turns")[0] == "agents"
+    assert names.family_of("turns_zoo:Turns")[0] == "agents"
     assert names.family_of("zoo:TupleEnv")[0] == "agents" and names.family_of("zoo:UnlikeTuples")[0] == "gym"
     with pytest.raises(UserError, match="makes UnlikeTuples, which is no environment with several agents"):
         make_game(replace(type_config(compose("algo=ppo", "env=zoo:TupleEnv")).env, name="zoo:UnlikeTuples"))

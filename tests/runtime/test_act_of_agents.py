@@ -8,7 +8,7 @@ from rlrun import load
 from rlrun.cli import _dispatch
 from rlrun.core.seeding import Seeds
 from rlrun.envs.registry import Factory
-from rlrun.runtime.plan import make_spec
+from rlrun.runtime.fitting import make_spec
 from rlrun.samplers.evaluator import to_torch
 
 PPO = ["algo=ppo", "algo.fragment_length=16", "algo.batch_size=32", "algo.minibatch_size=16", "algo.num_epochs=1", "model.hidden=[8]"]
@@ -38,7 +38,7 @@ def test_legal_actions_are_needed_wherever_they_are_told(tmp_path, where):
 def test_agents_that_wait_remember_what_they_did_in_training(tmp_path, wrapped):
     """wrapped: act() is given the game inside of PettingZoo's parallel wrapper."""
     conversions = pytest.importorskip("pettingzoo.utils.conversions") if wrapped else None
-    policy = trained(tmp_path / "run", *PPO, *MEMORY, "env=zoo:OpenTurns", "env_steps=64")
+    policy = trained(tmp_path / "run", *PPO, *MEMORY, "env=turns_zoo:OpenTurns", "env_steps=64")
     cfg = policy.config.env
     rows = Factory(cfg=cfg, spec=policy.spec, seeds=Seeds(0), stream="eval", learning=False)(0, 1)
     seen, first = to_torch(rows.reset(0)).clone(), torch.ones(2, dtype=torch.bool)
@@ -79,6 +79,6 @@ def test_a_policy_whose_agents_never_play_is_named(tmp_path, capsys):
 
 
 def test_cycles_of_turns_are_as_many_moves_as_there_are_agents(typed, monkeypatch):
-    monkeypatch.setattr("zoo.Turns.max_cycles", 4, raising=False)
-    config = typed("algo=ppo", "env=zoo:Turns")
+    monkeypatch.setattr("turns_zoo.Turns.max_cycles", 4, raising=False)
+    config = typed("algo=ppo", "env=turns_zoo:Turns")
     assert make_spec(config, config.algorithm.needs(config.algo)).max_episode_steps == 8
