@@ -201,7 +201,7 @@ def test_a_player_that_ends_before_its_turn_waits_until_it_is_taken_out(first):
 def test_turns_inside_of_pettingzoos_parallel_wrapper_have_the_same_rows():
     """The wrapper keeps a player that has ended among its agents until its turn."""
     pytest.importorskip("pettingzoo")
-    (spec, bare), (same, wrapped) = (made(f"zoo:{name}", count=1) for name in ("Elimination", "elimination_in_parallel"))
+    (spec, bare), (same, wrapped) = (made(f"turns_zoo:{name}", count=1) for name in ("Elimination", "elimination_in_parallel"))
     assert same.turns and same.obs == spec.obs
     for (seen, _, step), (shown, _, other) in zip(walk(bare, 10), walk(wrapped, 10), strict=True):
         assert all((seen[name] == shown[name]).all() for name in seen)
@@ -507,14 +507,15 @@ def test_a_name_that_two_families_know_needs_a_prefix(monkeypatch):
 
 def test_your_own_environment_is_judged_by_what_it_is():
     found = {
-        name: names.family_of(f"zoo:{name}")[0] for name in ("Turns", "CountingAgents", "TupleEnv", "Alone", "Choosy")
+        name: names.family_of(name)[0]
+        for name in ("turns_zoo:Turns", "zoo:CountingAgents", "zoo:TupleEnv", "zoo:Alone", "zoo:Choosy")
     }
     assert found == {
-        "Turns": "agents",
-        "CountingAgents": "agents",
-        "TupleEnv": "agents",
-        "Alone": "gym",
-        "Choosy": "gym",
+        "turns_zoo:Turns": "agents",
+        "zoo:CountingAgents": "agents",
+        "zoo:TupleEnv": "agents",
+        "zoo:Alone": "gym",
+        "zoo:Choosy": "gym",
     }
     assert names.family_of("zoo:Choosy", "agents") == ("agents", "zoo:Choosy"), "env.family overrules"
 
