@@ -47,7 +47,8 @@ class Callback:
         """Called after a checkpoint was written to this directory."""
 
     def on_end(self, status: str) -> None:
-        """Called once when the runner is done, with COMPLETED, STOPPED or INTERRUPTED, but not after a failure."""
+        """Called once when the runner is done, with COMPLETED, STOPPED or INTERRUPTED, or with FAILED where the
+        run cannot write its recording. It is not called after other failures."""
 
 
 class EnvCallback:

@@ -88,9 +88,11 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Writes the text such that the file is either complete or unchanged. A symbolic link is replaced, not followed."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+def write_atomically(path: Path, text: str, folder: Path | None = None) -> None:
+    """Writes the text such that the file is either complete or unchanged. A symbolic link is replaced, not followed.
+
+    folder: where the half-written file is, by default beside the file. It must be on the same file system."""
+    descriptor, temporary = tempfile.mkstemp(dir=folder or path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w") as file:
             file.write(text)
@@ -105,7 +107,8 @@ def write_atomically(path: Path, text: str) -> None:
 
 def write_temporaries(folder: Path) -> list[Path]:
     """What write_atomically() has left in a folder when its process was killed."""
-    pattern = re.compile(r"\.(summary\.json|config\.yaml|mlflow\.json|best\.json|run\.json)\.[a-z0-9_]{8}")
+    names = "summary.json", "config.yaml", "mlflow.json", "best.json", "run.json", "manifest.json", "progress.jsonl"
+    pattern = re.compile(rf"\.({'|'.join(re.escape(name) for name in names)})\.[a-z0-9_]{{8}}")
     return sorted(p for p in _listed(folder) if pattern.fullmatch(p.name) and p.is_file() and not p.is_symlink())
 
 
@@ -336,8 +339,9 @@ class Checkpoints:
                 manifest = json.loads((path / "manifest.json").read_text())
                 for file in files:
                     manifest["sha256"].pop(file.name, None)
-                # A process that is killed between the two leaves rows that are not listed; tidy() removes them.
-                write_atomically(path / "manifest.json", json.dumps(manifest, indent=1))
+                # A process that is killed between the two leaves rows that are not listed; tidy() removes them. A
+                # half-written file inside of the checkpoint would make verify() refuse it.
+                write_atomically(path / "manifest.json", json.dumps(manifest, indent=1), self.directory)
                 for file in files:
                     file.unlink()
 

@@ -71,7 +71,8 @@ class Progress:
         self.clock = Clock(state["env_steps"], state["updates"])
         self.episodes.load(state["episodes"])
         self.agent_steps = state.get("agent_steps", 0)  # missing in old checkpoints
-        self.best, self.best_at, self.wall_before = state["best"], state["best_at"], state["wall_sec"]
+        self.best, self.best_at = state["best"], state["best_at"]
+        self.wall_before = state["wall_sec"] + state.get("lost_sec", 0.0)  # of a run that begins again by itself
 
 
 def improves(metric: float | None, best: float | None) -> bool:

@@ -137,6 +137,7 @@ class Run:
         if restored is not None:  # now, because a summary has these counts even where the run fails before it begins
             self.progress.load(restored[1])
             self.evaluations.load(restored[1])
+            self.health.rewarded = bool(self.progress.best)
         self.join(ALONE, 0)
 
     def join(self, ranks: Ranks, first_counted: int) -> None:

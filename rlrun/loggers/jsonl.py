@@ -6,9 +6,9 @@ import errno
 import json
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlrun.core.checkpoint import write_atomically
 from rlrun.core.saved_files import read_rows
@@ -18,20 +18,48 @@ WAITING = 100_000  # rows that may wait for space on a full disk; the oldest of 
 PART_BYTES = 1 << 20  # of progress.jsonl that are read at a time
 
 
+class Moment(NamedTuple):
+    """When the restored checkpoint was saved."""
+
+    env_steps: int
+    updates: int
+    wall_sec: float
+
+
 class Jsonl:
-    def __init__(self, path: Path, resume_at: int | None):
-        """resume_at: env steps of the restored checkpoint. Later rows are dropped: the run repeats those steps."""
+    def __init__(self, path: Path, resumed: Moment | None):
+        """resumed: the moment from which the run goes on. Later rows are dropped, because the run logs them again."""
         self.cut = False  # whether rows were dropped
-        if resume_at is not None and path.exists():
+        # The rows of the moment's env steps, if others of as many env steps were dropped.
+        self.again: list[dict[str, Any]] | None = None
+        if resumed is not None and path.exists():
             before = path.read_text(errors="replace")
-            rows = [(_steps(line), line) for line in before.splitlines()]
-            kept = "".join(line + "\n" for steps, line in rows if steps is not None and steps <= resume_at)
+            kept = self._kept(before.splitlines(), resumed)
             if kept != before:
                 write_atomically(path, kept)
                 self.cut = True
         self.path, self.file = path, path.open("ab", buffering=0)
         self.waiting: deque[bytes] = deque(maxlen=WAITING)
         self.said = False
+
+    def _kept(self, lines: Sequence[str], resumed: Moment) -> str:
+        """Returns the lines that are not later than the moment. Env steps may stand still for many rows, as while an
+        evolution strategy plays its first generation."""
+        kept, same, late, dropped = [], [], 0, False
+        for line in lines:
+            row = _row(line)
+            if row is None or row["env_steps"] > resumed.env_steps:
+                continue
+            if row["env_steps"] == resumed.env_steps:
+                # The first row after the save belongs to it: a checkpoint is saved before its row is logged.
+                late += row.get("time_sec", 0.0) > resumed.wall_sec
+                if row.get("updates", 0) > resumed.updates or late > 1:
+                    dropped = True
+                    continue
+                same.append(row)
+            kept.append(line + "\n")
+        self.again = same if dropped else None
+        return "".join(kept)
 
     def log(self, row: dict[str, Any]) -> None:
         """Writes a row. On a disk that is full, rows wait until there is space again."""
@@ -64,10 +92,10 @@ class Jsonl:
             self.file.close()
 
 
-def _steps(line: str) -> float | None:
+def _row(line: str) -> dict[str, Any] | None:
     try:
-        steps = json.loads(line)["env_steps"]
-        return steps if isinstance(steps, int | float) else None
+        row = json.loads(line)
+        return row if isinstance(row["env_steps"], int | float) else None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None  # the incomplete last line of a killed run
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,15 @@ import numpy as np
 
 
 class TensorBoard:
-    def __init__(self, directory: Path, resume_at: int | None):
+    def __init__(self, directory: Path, resume_at: int | None, again: Sequence[dict[str, Any]] | None = None):
+        """resume_at: env steps of the restored checkpoint. again: its rows, if others of the same step are hidden."""
         from torch.utils.tensorboard import SummaryWriter
 
         # purge_step hides what a killed run logged after its last checkpoint, so that curves do not jump back.
-        self.writer = SummaryWriter(str(directory), purge_step=None if resume_at is None else resume_at + 1)
+        first = None if resume_at is None else resume_at + (again is None)
+        self.writer = SummaryWriter(str(directory), purge_step=first)
+        for row in again or ():
+            self.log(row)
 
     def log(self, row: dict[str, Any]) -> None:
         for name, value in row.items():
@@ -45,8 +49,8 @@ class TensorBoard:
 class Hidden:
     """Hides what TensorBoard shows of steps that a run takes again without logging there, and writes nothing else."""
 
-    def __init__(self, directory: Path, resume_at: int):
-        TensorBoard(directory, resume_at).close("", {})
+    def __init__(self, directory: Path, resume_at: int, again: Sequence[dict[str, Any]] | None = None):
+        TensorBoard(directory, resume_at, again).close("", {})
 
     def log(self, row: dict[str, Any]) -> None:
         pass

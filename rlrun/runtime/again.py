@@ -23,12 +23,16 @@ class Again:
         self.repeated = Repeated(PROCESS_REPEATS)
         self.times = 0  # how often the run has begun again
         self.began: int | None = None  # the env steps at which it did
+        self.wall_sec = 0.0  # the training time of the run when it last failed
+        self.failed_at = 0.0  # when that was (time.monotonic())
 
-    def checkpoint(self, error: BaseException, checkpoints: Checkpoints, env_steps: int) -> Restored | None:
+    def checkpoint(
+        self, error: BaseException, checkpoints: Checkpoints, env_steps: int, wall_sec: float
+    ) -> Restored | None:
         """Returns the checkpoint from which the run begins again, or None where it ends, as after a signal to stop.
 
-        error: what has ended the session. env_steps: those that it had taken. Raises RunFailed where the budget of the
-        run is spent, or where the same process is lost again and again."""
+        error: what has ended the session. env_steps: those that it had taken. wall_sec: its training time. Raises
+        RunFailed where the budget of the run is spent, or where the same process is lost again and again."""
         if not isinstance(error, ProcessLost) or self.restarts.limit == 0:
             return None
         checkpoints.tidy()  # processes that are gone now may have written to a save that was given up
@@ -46,7 +50,12 @@ class Again:
         at = restored[1]["env_steps"]
         self.restarts.run_failed(str(error), at, env_steps - at)
         self.times, self.began = self.times + 1, at
+        self.wall_sec, self.failed_at = wall_sec, time.monotonic()
         return restored
+
+    def count_lost_time(self, restored: Restored) -> None:
+        """Adds what the failure has cost to the training time of the restored run, so that stop.wall_sec holds."""
+        restored[1]["lost_sec"] = self.wall_sec + time.monotonic() - self.failed_at - restored[1]["wall_sec"]
 
     def pause(self) -> None:
         """Waits before the run begins again, longer after every failure that the budget still remembers."""

@@ -35,7 +35,7 @@ from rlrun.dataflow.workers import cool, start_within, warm
 from rlrun.loggers.console import End, console, say
 from rlrun.loggers.histograms import Histograms
 from rlrun.loggers.imagined import Imagining
-from rlrun.loggers.jsonl import Jsonl
+from rlrun.loggers.jsonl import Jsonl, Moment
 from rlrun.loggers.mirror import Mirror, MlflowPlace
 from rlrun.loggers.mirroring import Mirroring
 from rlrun.loggers.mlflow import available, store_root
@@ -115,6 +115,7 @@ def run(
             if isinstance(ended, int):
                 return ended
             again.pause()
+            again.count_lost_time(ended)
             restored, callbacks = ended, None
     except OSError as error:  # outside of the training itself, as where a resumed run finds no space for its files
         if (said := refused(error)) is None:
@@ -147,7 +148,8 @@ class _Session:
         watch.run_dir = directory.path
         self.resume_at = restored[1]["env_steps"] if restored else None
         self.facts = self._facts()
-        self.logger = _loggers(self.config, directory.path, self.resume_at, watch.console)
+        saved = None if restored is None else Moment(*(restored[1][name] for name in Moment._fields))
+        self.logger = _loggers(self.config, directory.path, saved, watch.console)
         self.mirroring = _mirroring(self.config, values, directory.path, self.facts)
         self.watched = [] if watch.callback is None else [WatchedRows(watch.callback)]
         self.crew = _evaluators(plan, again.restarts)
@@ -223,7 +225,7 @@ class _Session:
             if isinstance(caught, RunFailed | EnvError) and (saved := job.rescue(caught)) is not None:
                 print(f"  {saved}", flush=True)
             try:
-                return caught, self.again.checkpoint(caught, places, job.clock.env_steps)
+                return caught, self.again.checkpoint(caught, places, job.clock.env_steps, job.wall_sec)
             except RunFailed as too_often:
                 job.failed("FAILED", str(too_often))
                 return caught, None
@@ -346,9 +348,10 @@ def _summary(directory: RunDir, **values: Any) -> dict[str, Any]:
         return values
 
 
-def _loggers(config: Typed, path: Path, resume_at: int | None, shown: bool) -> Sinks:
+def _loggers(config: Typed, path: Path, resumed: Moment | None, shown: bool) -> Sinks:
     chosen = {name: node for name, node in config.run.logger.items() if node["enabled"]}
-    rows = Jsonl(path / "progress.jsonl", resume_at)
+    rows = Jsonl(path / "progress.jsonl", resumed)
+    resume_at = None if resumed is None else resumed.env_steps
     direct: list[Sink] = [rows]
     slow: dict = {}
     if "console" in chosen and shown:
@@ -356,9 +359,9 @@ def _loggers(config: Typed, path: Path, resume_at: int | None, shown: bool) -> S
         end = End(config.run.env_steps, config.run.stop.wall_sec)
         direct.append(console(end, title, config.run.episode_window))
     if "tensorboard" in chosen:
-        slow["tensorboard"] = lambda: TensorBoard(path, resume_at)
+        slow["tensorboard"] = lambda: TensorBoard(path, resume_at, rows.again)
     elif rows.cut and resume_at is not None and has_events(path):
-        slow["tensorboard"] = lambda: Hidden(path, resume_at)
+        slow["tensorboard"] = lambda: Hidden(path, resume_at, rows.again)
     return Sinks(direct, slow)
 
 

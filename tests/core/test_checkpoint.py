@@ -1,6 +1,7 @@
 """Checkpoints that were altered are refused with a sentence, whatever their manifest says."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -125,6 +126,34 @@ def test_rows_whose_removal_was_cut_off_harm_nothing(tmp_path):
         checkpoints.load(parts=("replay",))
     assert checkpoints.tidy() == [f"{path.name}/replay-0.bin"]
     assert checkpoints.load(parts=("replay",))[1] == {"env_steps": 10}
+
+
+def test_a_kill_while_old_rows_are_removed_damages_no_checkpoint(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path, keep=2)
+
+    def rows(folder):
+        (folder / "replay-0.bin").write_bytes(b"rows")
+
+    def save(steps):
+        return checkpoints.save(steps, {"policy": {"weight": torch.ones(3)}}, {"env_steps": steps}, steps == 10, rows)
+
+    def killed(source, target):
+        if str(target).endswith("10/manifest.json"):
+            monkeypatch.setattr("os.unlink", lambda path: None)  # a killed process does not clean up
+            raise SystemExit
+        return replace(source, target)
+
+    best, replace = save(10), os.replace
+    monkeypatch.setattr("os.replace", killed)
+    with pytest.raises(SystemExit):
+        save(20)
+    monkeypatch.undo()
+    assert checkpoints.load("best", ("policy",))[1] == {"env_steps": 10}
+    assert len(checkpoints.tidy()) == 1 and {path.name for path in tmp_path.iterdir()} == {
+        "best.json",
+        best.name,
+        "000000000020",
+    }
 
 
 @pytest.mark.parametrize("error", [ProcessLost("replay-0 was killed by SIGKILL"), KeyboardInterrupt()])

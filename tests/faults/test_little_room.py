@@ -17,7 +17,7 @@ from rlrun.core.errors import UserError, refused
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.shared import SharedLearner
 from rlrun.dataflow.weights import WeightBus
-from rlrun.loggers.jsonl import Jsonl, read
+from rlrun.loggers.jsonl import Jsonl, Moment, read
 from rlrun.machine.machine import measured
 from rlrun.runtime.plan import plan
 from rlrun.runtime.preflight import preflight
@@ -152,7 +152,7 @@ def test_a_resume_without_space_keeps_the_rows(tmp_path):
     text = "".join(json.dumps({"env_steps": n}) + "\n" for n in range(100))
     path.write_text(text)
     with limited(resource.RLIMIT_FSIZE, 100), pytest.raises(OSError) as caught:
-        Jsonl(path, 50)
+        Jsonl(path, Moment(50, 5, 1.0))
     assert path.read_text() == text and "larger than is allowed" in refused(caught.value)
     assert list(tmp_path.iterdir()) == [path]
 

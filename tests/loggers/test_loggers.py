@@ -128,6 +128,35 @@ def test_tensorboard_shows_no_steps_that_a_run_took_back(between, tmp_path):
     assert shown == [step for step in rows if between != "[]" or not 40 < step <= over]
 
 
+def test_rows_of_one_step_that_a_run_took_back_are_not_shown_twice(tmp_path):
+    """Env steps stand still while an evolution strategy plays, and between the updates of a replay ratio above one."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from rlrun.loggers.jsonl import Jsonl, Moment
+    from rlrun.loggers.tensorboard import TensorBoard
+
+    def session(rows, resumed=None):
+        lines = Jsonl(tmp_path / "progress.jsonl", resumed)
+        board = TensorBoard(tmp_path, None if resumed is None else resumed.env_steps, lines.again)
+        for steps, updates, time_sec in rows:
+            row = {"env_steps": steps, "updates": updates, "time_sec": time_sec}
+            lines.log(row)
+            board.log(row)
+        lines.close("", {})
+        board.close("", {})
+
+    # A checkpoint is saved after 2 s, before the row of that moment.
+    session([(0, 0, 1.0), (100, 1, 1.5), (100, 2, 2.1), (100, 2, 2.6), (100, 3, 3.1), (200, 4, 4.1)])
+    session([(100, 3, 2.8), (200, 4, 3.8)], Moment(100, 2, 2.0))
+    wanted = [(0, 1.0), (100, 1.5), (100, 2.1), (100, 2.8), (200, 3.8)]
+    rows = [json.loads(line) for line in (tmp_path / "progress.jsonl").read_text().splitlines()]
+    assert [(row["env_steps"], row["time_sec"]) for row in rows] == wanted
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    shown = [(event.step, event.value) for event in events.Scalars("time_sec")]
+    assert shown == [(step, pytest.approx(value)) for step, value in wanted]
+
+
 def test_tensorboard_leaves_out_what_is_no_number(tmp_path):
     """A callback may put a text or None into a row."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

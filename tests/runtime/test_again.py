@@ -13,6 +13,7 @@ import pytest
 from conftest import small
 
 from rlrun.cli import _dispatch
+from rlrun.core.duties import Progress
 from rlrun.core.errors import ProcessLost, RunFailed
 from rlrun.core.restarts import Restarts
 from rlrun.core.signals import Signals
@@ -172,27 +173,33 @@ class Saved:
         return ["000000000100"]
 
     def load(self):
-        return {}, {"env_steps": 100}
+        return {}, {"env_steps": 100, "wall_sec": 2.0}
 
 
 def test_when_a_run_does_not_begin_again():
     told: list[str] = []
     again = Again(Restarts(3, 60.0, told.append), Signals())
     lost = ProcessLost("replay-0 was killed by SIGKILL")
-    assert again.checkpoint(RunFailed("learner-1 failed: ZeroDivisionError"), Saved(), 500) is None, "it would fail again"
-    assert Again(Restarts(0, 60.0, told.append), Signals()).checkpoint(lost, Saved(), 500) is None
+    assert again.checkpoint(RunFailed("learner-1 failed: ZeroDivisionError"), Saved(), 500, 5.0) is None, "it would fail again"
+    assert Again(Restarts(0, 60.0, told.append), Signals()).checkpoint(lost, Saved(), 500, 5.0) is None
     assert not told
     stopped = Again(Restarts(3, 60.0, told.append), Signals())
     stopped.signals.stop = signal.SIGTERM
-    assert stopped.checkpoint(lost, Saved(), 500) is None and not told, "it was told to stop"
-    assert again.checkpoint(lost, Saved(), 500) == ({}, {"env_steps": 100})
+    assert stopped.checkpoint(lost, Saved(), 500, 5.0) is None and not told, "it was told to stop"
+    restored = again.checkpoint(lost, Saved(), 500, 5.0)
+    assert restored is not None and restored[1]["env_steps"] == 100
+    time.sleep(0.1)
+    again.count_lost_time(restored)
+    progress = Progress()
+    progress.load(restored[1] | progress.state() | {"wall_sec": 2.0})
+    assert 5.1 <= progress.wall_sec < 6.0, "the time since the checkpoint and the pause count, for stop.wall_sec"
     assert "the run begins again at 100 env steps, so 400 env steps are taken once more (1 of 3" in told[0]
     assert again.restarts.state() == [0, 1, 400]
     # The process is lost again, each time after fewer than 100 env steps.
-    assert again.checkpoint(lost, Saved(), 150) is not None
+    assert again.checkpoint(lost, Saved(), 150, 5.0) is not None
     with pytest.raises(RunFailed, match="3 times in a row"):
-        again.checkpoint(lost, Saved(), 150)
+        again.checkpoint(lost, Saved(), 150, 5.0)
     # Others are lost, after more steps, until the budget is spent.
-    assert again.checkpoint(ProcessLost("replay-1 was killed by SIGKILL"), Saved(), 900) is not None
+    assert again.checkpoint(ProcessLost("replay-1 was killed by SIGKILL"), Saved(), 900, 5.0) is not None
     with pytest.raises(RunFailed, match=r"failure number 4 within 60 s, and resources\.restarts is 3"):
-        again.checkpoint(ProcessLost("replay-1 was killed by SIGKILL"), Saved(), 5000)
+        again.checkpoint(ProcessLost("replay-1 was killed by SIGKILL"), Saved(), 5000, 5.0)
