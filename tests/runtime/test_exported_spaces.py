@@ -11,8 +11,8 @@ from rlrun.core import specs
 from rlrun.core.batch import Batch
 from rlrun.core.env import map_rows
 from rlrun.core.spec_json import spec_from_json, spec_to_json
-from rlrun.runtime.export import observed, parity
-from rlrun.runtime.exported_policy import Exported, example, flat, nested, program, to_env
+from rlrun.runtime.export import LAST_ACTION, describe, observed, parity
+from rlrun.runtime.exported_policy import Exported, Part, example, flat, nested, program, to_env
 from rlrun.samplers.evaluator import to_torch
 
 
@@ -148,6 +148,9 @@ def test_the_last_action_is_told_as_the_environment_took_it(name, typed):
     trained = made(typed, "algo=ppo", f"env={name}", "algo.fragment_length=16", *words)
     exported, space, env = Exported(trained), trained.spec.action, trained.make_env(seed=0)
     given, first, state = example(trained, 1)
+    described = {path: part.get("meaning") for path, part in describe(Part(trained), ())["obs"].items()}
+    meanings = [meaning for path, meaning in described.items() if path.split(".")[0] == "prev_action"]
+    assert len(meanings) == (2 if "OrNot" in name else 1) and set(meanings) == {LAST_ACTION}
     seen, _ = env.reset()
     clipped = False
     for _ in range(8):
