@@ -142,8 +142,11 @@ class Box:
 
     @property
     def image(self) -> bool:
-        """Whether this is an image with channels, or a stack of frames that are images."""
-        return len(self.shape) == 3 or (self.stacked and len(self.shape) == 4)
+        """Whether this is an image with channels, or a stack of frames that are images. Frames without channels are
+        images if they are uint8, as grey pictures are; others are tables of numbers."""
+        if self.stacked and len(self.shape) == 3:
+            return self.dtype == "uint8"
+        return len(self.shape) == (4 if self.stacked else 3)
 
     @property
     def field(self) -> Field:
