@@ -42,7 +42,7 @@ from rlrun.families.off_policy import (
     weight_decay,
 )
 from rlrun.models.critic import Critics
-from rlrun.models.encoders import NetConfig, mlp
+from rlrun.models.encoders import NetConfig
 from rlrun.models.model import Model, Seen
 from rlrun.ops.td import huber
 from rlrun.policies import StochasticActor
@@ -63,9 +63,8 @@ class StateValue(nn.Module):
     def __init__(self, spec: EnvSpec, model: Model, cfg: NetConfig):
         super().__init__()
         self.trunk = model.trunk(spec)
-        sizes = (self.trunk.features, *cfg.hidden)
-        self.hidden = mlp(sizes, cfg.activation, cfg.layer_norm)
-        self.linear = model.linear(sizes[-1], 1, 1.0)
+        self.hidden = model.hidden(self.trunk.features, cfg)
+        self.linear = model.linear(cfg.hidden[-1] if cfg.hidden else self.trunk.features, 1, 1.0)
 
     def forward(self, seen: Seen) -> Tensor:
         """Returns values [N] of rows. The memory begins with zeros, as that of critics does."""

@@ -51,6 +51,7 @@ class QuantilePolicy(QPolicy):
 
     def __init__(self, spec: EnvSpec, model: Model, cfg: Config):
         super().__init__(spec, model, cfg.head, cfg.explorer(spec))
+        # It keeps PyTorch's initial weights: an orthogonal matrix of few columns would make its many features small.
         self.of_cosines = nn.Linear(cfg.num_cosines, self.trunk.features)
         self.register_buffer(
             "acting", (torch.arange(cfg.num_acting_fractions) + 0.5) / cfg.num_acting_fractions, persistent=False

@@ -79,7 +79,7 @@ OWN_ENCODERS = "an encoder of your own (model.encoder=my_package.module:MyEncode
 ACTION_PARTS = "environments whose actions are a Tuple or a Dict"
 ACTION_EMBEDDINGS = "environments with one choice of action and a Dict observation that describes the actions"
 ACTIVATED = "networks with model.hidden, or with convolutions whose model.conv_activation is auto"
-NORMALIZED = "networks with model.hidden or the convolutions of nature_cnn"
+NORMALIZED = "networks with model.hidden, or with the convolutions of nature_cnn or model.conv_filters"
 DRAWN = "networks with initial weights; a linear policy begins with zeros, and a bandit uses no layers of model.*"
 SAMPLERS = "runs with samplers in processes of their own (resources.inference=local or batched)"
 SEVERAL_ENVS = "runs with several environments (algo.num_envs)"

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from rlrun.core.batch import SCALAR_REWARD, Batch, Field, RowSpec, torch_dtype
 
@@ -141,8 +142,11 @@ class Box:
 
     @property
     def image(self) -> bool:
-        """Whether this is an image with channels, or a stack of frames that are images."""
-        return len(self.shape) == 3 or (self.stacked and len(self.shape) == 4)
+        """Whether this is an image with channels, or a stack of frames that are images. Frames without channels are
+        images if they are uint8, as grey pictures are; others are tables of numbers."""
+        if self.stacked and len(self.shape) == 3:
+            return self.dtype == "uint8"
+        return len(self.shape) == (4 if self.stacked else 3)
 
     @property
     def field(self) -> Field:
@@ -263,18 +267,38 @@ def action_rows(space: Space) -> Field | RowSpec:
 
 
 def executed(space: Space, action: Any) -> Any:
-    """Returns actions [..., A] in the form that rows have, tensors or arrays, as the environment executes them: bounded
-    numbers within [-1, 1].
+    """Returns actions [..., A] in the form that rows have, tensors or arrays, as the environment executes them. Bounded
+    numbers lie within [-1, 1], and a whole one is the middle of its part of it, as from_env() has them. Others lie
+    within the bounds that exist, rounded where numbers are whole.
 
-    Rows hold what a policy drew, and a Gaussian, as that of ppo, draws numbers beyond the bounds. A critic or a model
-    of the environment that learnt from these would learn about actions that were never executed, and whoever plays with
-    a policy knows only what the environment was given."""
+    Rows hold what a policy drew, and a Gaussian, as that of ppo, draws numbers beyond the bounds. A model of the
+    environment that learnt from these would learn about actions that were never executed, and whoever plays with a
+    policy knows only what the environment was given."""
     if isinstance(space, Nested):
         made = {name: executed(part, action[name]) for name, part in space.spaces}
         return Batch(made) if isinstance(action, Batch) else made
-    if not (isinstance(space, Box) and space.bounded):
+    if not isinstance(space, Box):
         return action
-    return np.clip(action, -1.0, 1.0) if isinstance(action, np.ndarray) else action.clamp(-1.0, 1.0)
+    if isinstance(action, np.ndarray):
+        return executed(space, torch.from_numpy(np.array(action))).numpy()
+    if not space.bounded:
+        low, high = _bounds(space, action.device)
+        inside = action.double().clamp(low, high).to(action.dtype)
+        return inside.round() if space.whole else inside
+    inside = action.clamp(-1.0, 1.0)
+    if not space.whole:
+        return inside
+    low, high = _bounds(space, action.device)
+    parts = high - low + 1.0
+    number = torch.minimum(((inside.double() + 1.0) * 0.5 * parts).floor(), parts - 1.0)
+    return (2.0 * (number + 0.5) / parts - 1.0).to(action.dtype)
+
+
+@functools.cache  # a recorded update must not copy them from the CPU
+def _bounds(space: Box, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The bounds of actions, each of the box's shape."""
+    low, high = (torch.tensor(x, dtype=torch.float64, device=device) for x in (space.low, space.high))
+    return low.reshape(space.shape), high.reshape(space.shape)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,7 +374,11 @@ class EnvSpec:
 
     @property
     def obs_rows(self) -> RowSpec:
-        return {name: observation_rows(space) for name, space in self.obs.items()}
+        # The last action is in the form that rows have for actions.
+        return {
+            name: action_rows(space) if name == "prev_action" else observation_rows(space)
+            for name, space in self.obs.items()
+        }
 
     @property
     def action_row(self) -> Field | RowSpec:

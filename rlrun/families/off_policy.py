@@ -20,7 +20,7 @@ from rlrun.core.errors import UserError
 from rlrun.core.optimizer import OptimizerConfig
 from rlrun.core.ranges import Count, NotNegative, Positive, PositiveShare, Share
 from rlrun.core.schedule import Schedule
-from rlrun.core.specs import Box, Space, executed
+from rlrun.core.specs import Box, Space
 from rlrun.models.critic import Critics, EnsembleLinear
 from rlrun.models.encoders import NetConfig
 from rlrun.models.heads import OwnHead
@@ -175,7 +175,7 @@ class Transitions(NamedTuple):
 
     now: Seen
     then: Seen
-    action: Tensor  # [N, ...], as the environment executed it
+    action: Tensor  # [N, ...], within the bounds
     reward: Tensor  # [N], clipped, and summed over the n rows
     discount: Tensor  # [N]: of the value of `then`; 0 after a termination
     weight: Tensor  # [N]
@@ -198,9 +198,11 @@ class Transitions(NamedTuple):
 def transitions(algorithm: Algorithm, batch: Batch) -> Transitions:
     """Takes the transitions out of a batch of replayed fragments, with filtered observations."""
     cfg, policy = cast(OffPolicyActorCriticConfig, algorithm.cfg), cast(Any, algorithm.policy)
-    # A user's own distribution may draw actions beyond the bounds, and its critics must know the values of these.
-    action = batch.action if isinstance(policy.net.head, OwnHead) else executed(algorithm.spec.action, batch.action)
-    batch = batch.replace(action=action)
+    # Data may hold actions beyond the bounds, which were never executed. A user's own distribution may draw such ones,
+    # and its critics must know the values of these. Whole numbers stay as they were drawn, since the critics are asked
+    # for the values of what actors say, and every number of a part is executed alike.
+    if isinstance(algorithm.spec.action, Box) and not isinstance(policy.net.head, OwnHead):
+        batch = batch.replace(action=batch.action.clamp(-1.0, 1.0))
     if cfg.sequence_length is None:
         ends = batch.ends()
         obs, first, nothing = policy.seen(ends.obs), ends.is_first, Batch()

@@ -183,7 +183,8 @@ class AutoregressiveHead(ActionHead):
         heads = (action_head(part, inputs, linear, kind, log_std, free=free) for part in self.spaces)
         self.heads = nn.ModuleList(heads)
         self.mixers = nn.ModuleList(
-            nn.Sequential(nn.Linear(inputs + size, inputs), nn.Tanh()) if size else nn.Identity() for size in known
+            nn.Sequential(linear(inputs + size, inputs, HIDDEN_GAIN), nn.Tanh()) if size else nn.Identity()
+            for size in known
         )
         self.dist_spec = {name: head.dist_spec for name, head in zip(self.names, self.heads, strict=True)}  # type: ignore[misc]
 

@@ -33,9 +33,11 @@ from rlrun.models.encoders import (
     ImageEncoder,
     ImpalaResNet,
     NatureCNN,
+    NetConfig,
     Parts,
     flat_size,
     flatten,
+    mlp,
 )
 from rlrun.models.heads import ActionHead, EmbeddedHead, QHead, QHeadConfig, action_head, temper
 from rlrun.models.modes import refuse_modes
@@ -388,6 +390,13 @@ class Model:
         if isinstance(cfg, AttentionConfig):
             return GTrXL(inputs, cfg.size, cfg.layers, cfg.heads, cfg.length)
         return Memory(cfg.kind, inputs, cfg.size) if isinstance(cfg, RecurrentConfig) else None
+
+    def hidden(self, inputs: int, cfg: NetConfig) -> nn.Sequential:
+        """The hidden layers of an algorithm's own network, behind this many features."""
+        made = mlp((inputs, *cfg.hidden), cfg.activation, cfg.layer_norm)
+        if self.cfg.init == "orthogonal":
+            orthogonal(made, math.sqrt(2.0))
+        return made
 
     def linear(self, inputs: int, outputs: int, gain: float) -> nn.Linear:
         """A linear layer of a head. The gain sets how large its first outputs are if init is orthogonal."""

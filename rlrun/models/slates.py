@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,8 +11,8 @@ from torch import Tensor, nn
 from rlrun.core.batch import Batch
 from rlrun.core.errors import UserError, closest
 from rlrun.core.specs import Box, Discrete, EnvSpec, MultiDiscrete, Nested
-from rlrun.models.encoders import NetConfig, mlp
-from rlrun.models.model import Model, orthogonal
+from rlrun.models.encoders import NetConfig
+from rlrun.models.model import Model
 
 
 @dataclass(frozen=True)
@@ -74,11 +73,9 @@ class PairNet(nn.Module):
         self.display = display
         self.trunk: Any = None if display.user is None else model.trunk(display.user)
         user = 0 if self.trunk is None else self.trunk.features
-        sizes = (user + display.features + 1, *cfg.hidden)
-        self.net = mlp(sizes, cfg.activation, cfg.layer_norm)
-        if model.cfg.init == "orthogonal":
-            orthogonal(self.net, math.sqrt(2.0))
-        self.last = model.linear(sizes[-1], 1, 1.0)
+        inputs = user + display.features + 1
+        self.net = model.hidden(inputs, cfg)
+        self.last = model.linear(cfg.hidden[-1] if cfg.hidden else inputs, 1, 1.0)
 
     def forward(self, obs: Batch, is_first: Tensor) -> Tensor:
         """obs [T, B, ...], is_first [T, B] -> [T, B, C + 1], the last one for choosing nothing."""

@@ -15,9 +15,9 @@ from rlrun.core.schedule import Clock
 from rlrun.core.specs import Box, Discrete, EnvSpec
 from rlrun.models.config import SquashedDistributionConfig
 from rlrun.models.critic import Critics
-from rlrun.models.encoders import NetConfig, mlp
+from rlrun.models.encoders import NetConfig
 from rlrun.models.heads import SMALL_GAIN, OwnHead, action_head, temper
-from rlrun.models.model import Model, Seen, Trunk
+from rlrun.models.model import Model, Seen
 from rlrun.models.normalizer import FiltersObservations
 from rlrun.ops.distributions import ActionDistribution, without_masked
 from rlrun.policies.exploration import ActionNoiseConfig, Explorer, certain_log_prob, every_log_prob
@@ -27,12 +27,12 @@ from rlrun.policies.noise import NoisyEpisodes, ladder
 class ActorNet(nn.Module):
     """A network of encoder, hidden layers and head."""
 
-    def __init__(self, trunk: Trunk, cfg: NetConfig, head: Callable[[int], nn.Module]):
+    def __init__(self, model: Model, spec: EnvSpec, cfg: NetConfig, head: Callable[[int], nn.Module]):
         """head(number of features) returns a module of features [..., F] and a mask of legal actions, or None."""
         super().__init__()
-        self.trunk = trunk
-        self.hidden = mlp((trunk.features, *cfg.hidden), cfg.activation, cfg.layer_norm)
-        self.head = head(cfg.hidden[-1] if cfg.hidden else trunk.features)
+        self.trunk = model.trunk(spec)
+        self.hidden = model.hidden(self.trunk.features, cfg)
+        self.head = head(cfg.hidden[-1] if cfg.hidden else self.trunk.features)
 
     def forward(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Any, Batch]:
         """Returns the head's output for filtered observations [T, B, ...], and the state after the last row."""
@@ -72,7 +72,7 @@ class Actor(FiltersObservations, Policy):
             )
         self.spec, self.explorer = spec, explorer
         self.filter = model.filter(spec)
-        self.net = ActorNet(model.trunk(spec), cfg, head)
+        self.net = ActorNet(model, spec, cfg, head)
         self.critic: Critics | None = None
 
     def core_spec(self) -> RowSpec:

@@ -60,8 +60,13 @@ class DistributionPolicy(FiltersObservations, Policy):
         self.trunk = model.trunk(spec)
         outputs = model.outputs(DistributionAndValueConfig)
         self.central = outputs.central  # values see obs["state"]
-        self.state_filter = model.filter(_of_state(spec)) if self.central else None
-        self.value_trunk = None if outputs.share_value else model.trunk(_of_state(spec) if self.central else spec)
+        # What describes the actions is a part of the observation, and no part of the state.
+        of_state = Model(replace(model.cfg, action_embedding=None), model.precision)
+        self.state_filter = of_state.filter(_of_state(spec)) if self.central else None
+        if outputs.share_value:
+            self.value_trunk = None
+        else:
+            self.value_trunk = of_state.trunk(_of_state(spec)) if self.central else model.trunk(spec)
         self.action_head = model.action_head(spec, self.trunk.features)
         self.value_head = model.last_layer("value_head", self.trunk.features, 1)
         self.embedding = model.action_embedding  # name of the observation part that describes the actions

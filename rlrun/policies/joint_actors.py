@@ -98,7 +98,7 @@ class JointActorPolicy(Policy):
             spec.agent, obs={"observation": vectors(self.seen_size + self.agent_id * self.agents)}
         )
         self.actors = nn.ModuleList(
-            ActorNet(model.trunk(inputs), cfg, lambda width: RawHead(model.linear(width, self.size, SMALL_GAIN)))
+            ActorNet(model, inputs, cfg, lambda width: RawHead(model.linear(width, self.size, SMALL_GAIN)))
             for _ in self.served
         )
 

@@ -51,7 +51,7 @@ class PerturbedPolicy(FiltersObservations, Policy):
                 return LinearHead(model.linear(inputs, space.size, SMALL_GAIN))
             return action_head(space, inputs, model.linear, "gaussian", 0.0)
 
-        self.net = ActorNet(model.trunk(spec), cfg, head)
+        self.net = ActorNet(model, spec, cfg, head)
         if not cfg.hidden:  # Linear policies begin at 0 (Mania et al. 2018, algorithm 2, line 2).
             for parameter in self.net.head.parameters():
                 nn.init.zeros_(parameter)

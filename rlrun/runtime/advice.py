@@ -46,10 +46,12 @@ def ended_rates(cfg: Any, env_steps: int, path: str = "algo") -> list[str]:
 
 
 def _on_observations(plan: Plan) -> str | None:
-    """Tries random actions in one environment, unless observations are filtered, squashed or images."""
+    """Tries random actions in one environment, unless observations are filtered, squashed or images whose encoder
+    divides pixels by 255."""
     model = plan.config.run.model
     squashed = isinstance(model, WorldModelConfig) and model.symlog
-    if model.observation_filter != "none" or squashed or plan.spec.image or plan.config.runner.name == "offline":
+    divided = plan.spec.image and model.encoder != "mlp"
+    if model.observation_filter != "none" or squashed or divided or plan.config.runner.name == "offline":
         return None
     try:
         with watched(plan.limits()):
@@ -67,7 +69,7 @@ def _on_observations(plan: Plan) -> str | None:
 
 
 def largest_observation(plan: Plan) -> float:
-    """Returns the largest absolute value of float observations under random actions."""
+    """Returns the largest absolute value of observations that are floats or bytes, under random actions."""
     env, rng, begun = plan.make_env()(0, 1), np.random.default_rng(0), time.monotonic()
     try:
         obs = env.reset(0)
@@ -87,4 +89,4 @@ def largest_observation(plan: Plan) -> float:
 def _largest(obs: Rows) -> float:
     if isinstance(obs, dict):
         return max((_largest(part) for part in obs.values()), default=0.0)
-    return float(np.abs(obs).max()) if obs.dtype == np.float32 and obs.size else 0.0
+    return float(np.abs(obs).max()) if obs.size and obs.dtype in (np.float32, np.uint8) else 0.0

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.policy import Policy
-from rlrun.core.specs import Discrete, described
+from rlrun.core.specs import Discrete, described, leaves
 from rlrun.envs.joint import ALIVE
 from rlrun.policies.planning import SearchPolicy
 from rlrun.runtime.export_files import (
@@ -53,11 +53,14 @@ TOLERANCE = 1e-5
 MEANINGS = {
     "action_mask": "1 for legal actions, else 0; agent by agent if a row holds several",
     ALIVE: "1 for agents that take part, else 0; an agent that does not is shown 0, or a choice's first number",
-    "prev_action": "the last action; choices count from 0, bounded numbers lie in [-1, 1]; 0 where an episode begins",
     "prev_reward": "the last reward, unclipped; 0 where an episode begins",
 }
 
 
+LAST_ACTION = (
+    "the last action as it was executed; 0 where an episode begins. Choices count from 0. Bounded numbers lie in"
+    " [-1, 1], in which a whole one is the middle of its equal part. Others are in the environment's units"
+)
 AS_ROWS = (
     "not yet as the environment takes them, because these agents have unlike action spaces (action_spaces). Choices"
     " count from 0. Bounded numbers lie in [-1, 1], which is to be stretched over the agent's own bounds; where numbers"
@@ -81,6 +84,7 @@ def facts_of(trained: Trained) -> dict[str, Any]:
 def meanings_of(trained: Trained) -> dict[str, str]:
     """What is said of inputs whose numbers could be taken for something else."""
     told = dict(MEANINGS)
+    told |= {".".join(("prev_action", *path)): LAST_ACTION for path, _ in leaves(trained.spec.action)}
     stacked = ", which also stands for what was before an episode's first observation" if trained.spec.stack > 1 else ""
     for name, start in starts_of(trained.spec.observation).items():
         told[name] = f"choices as the environment numbers them, from {start.tolist()} on{stacked}"

@@ -137,7 +137,7 @@ def space_of_files(spec: EnvSpec, own: list[Space]) -> tuple[Space, bool]:
     boxes = [space for space in own if isinstance(space, Box)]
     if joint and len({box.shape for box in boxes}) == 1:
         low, high = (sum((getattr(box, end) for box in boxes), ()) for end in ("low", "high"))
-        return replace(common, low=low, high=high), True
+        return replace(boxes[0], shape=common.shape, low=low, high=high), True
     end = 1.0 if common.bounded else math.inf
     return replace(common, dtype="float32", low=(-end,) * common.size, high=(end,) * common.size), False
 

@@ -20,7 +20,7 @@ from rlrun.datasets.foreign import has_units
 from rlrun.datasets.rllib_json import RLlibJson
 from rlrun.datasets.rllib_parquet import RLlibParquet
 from rlrun.envs.recorded import RecordedConfig
-from rlrun.models.encoders import MLP, Behind, ImageEncoder, NatureCNN, Parts
+from rlrun.models.encoders import MLP, Behind, ConvolutionalNet, ImageEncoder, NatureCNN, Parts
 from rlrun.models.heads import QHead
 from rlrun.models.model import is_convolutional
 from rlrun.models.observations import entries_of
@@ -82,7 +82,7 @@ def _activated(plan: Plan) -> bool:
 
 def _normalized(plan: Plan) -> bool:
     policy = _policy(plan)
-    return _has_layers(policy) or any(isinstance(part, NatureCNN) for part in policy.modules())
+    return _has_layers(policy) or any(isinstance(part, NatureCNN | ConvolutionalNet) for part in policy.modules())
 
 
 def _drawn(plan: Plan) -> bool:

@@ -96,6 +96,7 @@ RND = ["algo=rnd", "env=FrozenLake-v1"]
         (RND, "algo.activation=tanh", ["", "algo.predictor_hidden=[]"], "for networks with hidden layers"),
         ([*RND, "algo.predictor_hidden=[]"], "algo.activation=tanh", ["algo.feature_hidden=[4]", "algo.feature_hidden=[]"], "for networks with hidden layers"),
         (["algo=ars", "env=CartPole-v1"], "algo.actor.activation=relu", ["algo.actor.hidden=[8]", ""], r"only where algo.actor.hidden is set .* is \[\]"),
+        (["algo=ppo", "env=rlrun/IdentityImage-v0", "model.hidden=[]"], "model.layer_norm=true", ["model.conv_filters=[[4,4,2]]", "model.encoder=mlp"], "for networks with model.hidden, or with the convolutions of nature_cnn or model.conv_filters"),
         (["algo=ars", "env=CartPole-v1"], "algo.actor.layer_norm=true", ["algo.actor.hidden=[8]", ""], "only where algo.actor.hidden is set"),
         (["algo=slateq", "env=rlrun/InterestEvolution-v0"], "algo.q.activation=tanh", ["", "algo.q.hidden=[]"], "only where algo.q.hidden is set"),
         (["algo=td3", "env=Pendulum-v1"], "algo.critic.layer_norm=true", ["", "algo.critic.hidden=[]"], "only where algo.critic.hidden is set"),

@@ -1,5 +1,6 @@
 """The last action and reward as inputs of a memory."""
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -11,8 +12,9 @@ import rlrun
 from rlrun.cli import _dispatch
 from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
-from rlrun.core.specs import Discrete, Nested, executed
+from rlrun.core.specs import Box, Discrete, Nested, executed
 from rlrun.envs import registry
+from rlrun.envs.agent_spaces import common
 
 TOLD = ["model=lstm", "model.memory.size=4", "model.memory.prev_action=true", "model.memory.prev_reward=true"]
 
@@ -40,18 +42,60 @@ def test_rows_hold_the_last_action_and_reward(typed, kind):
         sampler.close()
 
 
-def test_the_last_action_is_the_one_that_was_executed(typed):
-    """A Gaussian draws numbers beyond the bounds, and the environment clips them."""
-    wiring = Wired(typed("algo=ppo", "env=Pendulum-v1", *SMALL, "algo.minibatch_size=10", "algo.sequence_length=5",
+class Counted(gymnasium.Env):
+    """It takes whole numbers."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (3,))
+    action_space = gymnasium.spaces.Box(np.array([0, 3]), np.array([5, 9]), dtype=np.int64)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(3, np.float32), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        return np.zeros(3, np.float32), 0.0, False, False, {}
+
+
+class HalfBounded(Counted):
+    """It takes numbers without a lower or without an upper bound."""
+
+    action_space = gymnasium.spaces.Box(np.array([0, -np.inf], np.float32), np.array([np.inf, 0.5], np.float32))
+
+
+gymnasium.register("tests/Counted-v0", Counted)
+gymnasium.register("tests/HalfBoundedPair-v0", HalfBounded)
+
+
+@pytest.mark.parametrize("env", ["Pendulum-v1", "tests/Counted-v0", "tests/HalfBoundedPair-v0"])
+def test_the_last_action_is_the_one_that_was_executed(env, typed):
+    """A Gaussian draws numbers beyond the bounds and between whole numbers, and the environment clips and rounds
+    them."""
+    wiring = Wired(typed("algo=ppo", f"env={env}", *SMALL, "algo.minibatch_size=10", "algo.sequence_length=5",
                          "model.log_std=1.0", *TOLD))  # fmt: skip
     algorithm, sampler = wiring.algorithm(), wiring.sampler(0)
     sampler.publish(algorithm.policy, Clock())
     batch = sampler.take(1)[0].batch
     told, drawn, after = batch.obs.prev_action[1:], batch.action, ~batch.is_first[1:] & batch.valid
-    assert (drawn[after].abs() > 1).any() and torch.equal(told[after], drawn[after].clamp(-1, 1))
-    spec = Nested(spaces=(("x", wiring.spec.action), ("y", Discrete(n=9))), ordered=False)
+    space = wiring.spec.action
+    taken = torch.from_numpy(space.from_env(space.to_env(drawn.numpy())))
+    assert (drawn - taken)[after].abs().max() > 0.1 and told.dtype == torch.float32
+    torch.testing.assert_close(told[after], taken[after], rtol=0.0, atol=1e-6)
+    spec = Nested(spaces=(("x", space), ("y", Discrete(n=9))), ordered=False)
     parts = executed(spec, {"x": drawn.numpy(), "y": np.arange(9)})
-    assert np.array_equal(parts["x"], drawn.clamp(-1, 1)) and parts["y"].tolist() == list(range(9))
+    np.testing.assert_allclose(parts["x"], taken, rtol=0.0, atol=1e-6)
+    assert parts["y"].tolist() == list(range(9))
+
+
+def test_actions_of_agents_with_unlike_bounds_are_not_cut_to_those_of_another_one():
+    """Rows do not tell which agent they are of."""
+    drawn = np.array([[-1.0, -0.4], [0.3, 0.9]], np.float32)
+    for dtype, low, high in (("float32", -np.inf, 0.0), ("int32", 0, 1)):
+        one = Box(shape=(2,), dtype=dtype, low=(low, low), high=(high, high))
+        other = Box(shape=(1,), dtype=dtype, low=(-5,), high=(np.inf if low < 0 else 5,))
+        space, said = common({"a": one, "b": other}, "action", "Game")
+        assert "each agent's" in said or "padded" in said
+        assert np.array_equal(executed(space, drawn), drawn)
 
 
 def test_the_memory_hears_them(typed):

@@ -14,9 +14,12 @@ from wired import Wired
 import rlrun
 from rlrun.cli import _dispatch
 from rlrun.core.schedule import Clock
+from rlrun.core.specs import Box, Discrete, EnvSpec
 from rlrun.envs import registry
 from rlrun.envs.gym import make_spec
 from rlrun.envs.stacked import LastFrames, with_stack, without_stack
+from rlrun.models.encoders import MLP, NatureCNN
+from rlrun.models.model import encoder
 from rlrun.replay.buffer import Replay
 from rlrun.replay.storage import Frames, stores
 
@@ -44,6 +47,19 @@ def test_rows_hold_the_last_observations_of_their_episode(typed, kind):
         assert begun > 4 and full > 20
     finally:
         sampler.close()
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "image"),
+    [((48, 48), "uint8", True), ((5, 3), "float32", False), ((2, 2), "int64", False), ((48, 48, 3), "float32", True)],
+)
+def test_stacked_pictures_are_images_and_stacked_tables_are_numbers(shape, dtype, image):
+    part = Box(shape=shape, dtype=dtype, low=(0.0,), high=(255.0,))
+    one = EnvSpec(name="x", obs={"observation": part}, action=Discrete(n=2))
+    assert one.image == (len(shape) == 3)
+    spec = with_stack(one, 3)
+    assert spec.image == image and without_stack(spec) == one
+    assert isinstance(encoder(spec, "auto", (), "relu"), NatureCNN if image else MLP)
 
 
 @pytest.mark.parametrize(

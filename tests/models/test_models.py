@@ -10,7 +10,7 @@ from wired import Wired
 from rlrun.core.batch import Batch
 from rlrun.core.errors import UserError
 from rlrun.core.policy import fix_kernels
-from rlrun.core.specs import Box, Discrete, EnvSpec
+from rlrun.core.specs import Box, Discrete, EnvSpec, Nested
 from rlrun.models import encoders
 from rlrun.models.encoders import ImpalaResNet, NatureCNN, channels_last
 from rlrun.models.heads import QHead, QHeadConfig
@@ -210,3 +210,18 @@ def test_an_observation_that_is_too_wide_is_refused_with_a_sentence(typed, algo)
     with pytest.raises(UserError, match=r"Places observes Discrete\(2147483648\).*env\.wrappers.*model\.encoder"):
         Wired(typed(*words)).policy_factory(acting=True)()
     Wired(typed(*words, f"model.encoder={__name__}:Embedded")).policy_factory(acting=True)()
+
+
+def test_a_value_of_the_state_goes_with_descriptions_of_actions(typed):
+    """The state has no part that describes the actions, and is seen and filtered as a whole."""
+    numbers = {"dtype": "float32", "low": (-1.0,), "high": (1.0,)}
+    parts = (("v", Box(shape=(3,), **numbers)), ("e", Box(shape=(4, 2), **numbers)))
+    obs = {"observation": Nested(spaces=parts, ordered=False), "state": Box(shape=(9,), **numbers)}
+    words = ["model.action_embedding=e", "model.value_sees=state", "model.observation_filter=mean_std"]
+    cfg = typed("algo=ppo", "env=CartPole-v1", *words).run.model
+    policy = DistributionPolicy(EnvSpec(name="x", obs=obs, action=Discrete(n=4)), Model(cfg))
+    seen = Batch(observation=Batch(v=torch.rand(1, 5, 3), e=torch.rand(1, 5, 4, 2)), state=torch.rand(1, 5, 9))
+    first, state = torch.ones(1, 5, dtype=torch.bool), policy.initial_state(5)
+    (dist, value), _ = policy._forward(seen, first, state)
+    (same, other), _ = policy._forward(seen.replace(state=torch.rand(1, 5, 9)), first, state)
+    assert value.shape == (1, 5) and (value != other).all() and torch.equal(dist.log_probs, same.log_probs)

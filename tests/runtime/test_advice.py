@@ -22,7 +22,21 @@ class Large(gymnasium.Env):
         return np.array([2000.0, 1.0], np.float32), 0.0, False, False, {}
 
 
+class Picture(Large):
+    """Shows pixels."""
+
+    observation_space = gymnasium.spaces.Box(0, 255, (8, 8, 3), np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.full((8, 8, 3), 200, np.uint8), {}
+
+    def step(self, action):
+        return np.full((8, 8, 3), 200, np.uint8), 0.0, False, False, {}
+
+
 gymnasium.register("tests/Large-v0", entry_point=Large, max_episode_steps=20)
+gymnasium.register("tests/Picture-v0", entry_point=Picture, max_episode_steps=20)
 FILTER, WRAPPER = "model.observation_filter=mean_std normalises them", "a wrapper (env.wrappers) can scale them"
 
 
@@ -42,3 +56,10 @@ def test_large_observations_get_a_note_that_this_run_can_follow(typed, algo, wor
     told = notes(checked(typed(f"algo={algo}", "env=tests/Large-v0", "logger=[]", *words)))
     about = [note for note in told if note.startswith("observations of tests/Large-v0 reach 2e+03")]
     assert len(about) == (said is not None) and all(note.endswith(said) for note in about)
+
+
+@pytest.mark.parametrize("words", [["model=mlp"], []])
+def test_pixels_get_the_note_where_no_convolutions_divide_them(typed, words):
+    told = notes(checked(typed("algo=dqn", "env=tests/Picture-v0", "logger=[]", *words)))
+    about = [note for note in told if note.startswith("observations of tests/Picture-v0 reach 200")]
+    assert len(about) == len(words) and all(note.endswith(FILTER) for note in about)
