@@ -50,18 +50,21 @@ class NamedEnv(gymnasium.Wrapper):
         self.look, self.useless = Looker(self.env.observation_space), useless(self.env.observation_space)
 
     def reset(self, *, seed=None, options=None):
-        if seed is not None:
-            self.seed = seed
         try:
-            with doing(RESET):
-                outcome = self.env.reset(seed=seed, options=options)
-            self._look(outcome[0])
-            if (what := self.useless(outcome[0])) is not None:
-                raise ValueError(f"it returned {what} (rlrun check-env {self.name} looks for such mistakes)")
-            observation, info = outcome
-            return observation, numbers_of(info)
+            return self._reset(seed, options)
         except Exception as error:
             return self._anew(self._failed("reset", error), error)
+
+    def _reset(self, seed: int | None, options: dict | None = None) -> tuple[Any, dict]:
+        if seed is not None:
+            self.seed = seed
+        with doing(RESET):
+            outcome = self.env.reset(seed=seed, options=options)
+        self._look(outcome[0])
+        if (what := self.useless(outcome[0])) is not None:
+            raise ValueError(f"it returned {what} (rlrun check-env {self.name} looks for such mistakes)")
+        observation, info = outcome
+        return observation, numbers_of(info)
 
     def step(self, action):
         self.steps += 1
@@ -94,21 +97,25 @@ class NamedEnv(gymnasium.Wrapper):
             )
 
     def _anew(self, failed: EnvError, error: Exception) -> tuple[Any, dict]:
-        """Replaces an environment that has failed and returns what reset() of the new one returned. Raises `failed`
-        where it must not be replaced."""
-        try:
-            self.remade.note(self.slot, failed)
-        except EnvError:
-            raise failed from error
-        with contextlib.suppress(Exception):  # it is broken
-            self.env.close()
-        try:
-            self.env = self.make()
-        except Exception as again:
-            what = f"could not be made anew after it {failed.what}: {told(again, __file__)}"
-            raise EnvError(self.name, failed.numbers, self.seed, what) from again
-        self.steps = 0
-        return self.reset(seed=self.new(self))
+        """Replaces an environment that has failed, until reset() of a new one returns something, and returns that.
+        Raises the last failure where it must not be replaced."""
+        while True:
+            try:
+                self.remade.note(self.slot, failed)
+            except EnvError:
+                raise failed from error
+            with contextlib.suppress(Exception):  # it is broken
+                self.env.close()
+            try:
+                self.env = self.make()
+            except Exception as again:
+                what = f"could not be made anew after it {failed.what}: {told(again, __file__)}"
+                raise EnvError(self.name, failed.numbers, self.seed, what) from again
+            self.steps, seed = 0, self.new(self)
+            try:
+                return self._reset(seed)
+            except Exception as again:
+                failed, error = self._failed("reset", again), again
 
     def _failed(self, doing: str, error: Exception) -> EnvError:
         one = range(self.number, self.number + 1)
