@@ -15,6 +15,7 @@ from rlrun.core.errors import EnvError, UserError
 from rlrun.core.seeding import Seeds
 from rlrun.envs import registry
 from rlrun.envs.gym import make_one
+from rlrun.envs.gym_env import numbers
 from rlrun.machine.machine import Machine
 from rlrun.runtime.plan import plan
 
@@ -60,6 +61,16 @@ def test_numbers_of_infos_are_logged_whatever_other_environments_tell(monkeypatc
         assert info["all"].tolist() == [now, now]
         np.testing.assert_array_equal(info.get("said", np.full(2, np.nan)), expected)
     env.close()
+
+
+def test_an_info_may_have_any_keys(monkeypatch):
+    """Gymnasium itself takes "_x" for the mask of "x"."""
+    monkeypatch.setattr(Telling, "_told", lambda self: (np.zeros(2, np.float32), {"x": 1.0, "_x": 5.0, 3: 2.0, None: 1.0}))
+    _, env = made(f"{__name__}:Telling")
+    env.reset(0)
+    told = env.step(np.zeros(2, np.int64)).info
+    assert {name: value.tolist() for name, value in told.items()} == {"x": [1.0, 1.0], "_x": [5.0, 5.0]}
+    assert list(numbers({name: np.ones(2) for name in ("x", "_x", 3, "_3")})) == ["x"], "of a vectorised one"
 
 
 def test_the_time_limit_is_no_argument_of_the_class():
