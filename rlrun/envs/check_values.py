@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import gymnasium
@@ -177,6 +178,8 @@ def draw(space: gymnasium.Space, mask: np.ndarray | list[np.ndarray | None] | No
     if isinstance(space, spaces.Tuple):
         each = mask if isinstance(mask, list) else [None] * len(space.spaces)
         return tuple(draw(part, one, rng) for part, one in zip(space.spaces, each, strict=True))
+    # A copy, because the environment may draw from this space itself, and nothing seeds that in training.
+    space = copy.deepcopy(space)
     space.seed(int(rng.integers(2**31)))
     return space.sample()
 

@@ -127,6 +127,11 @@ def test_others_of_the_example(capsys):
     assert "unexpected keyword argument" in found("my_rl.broken_envs:Walk", kwargs={"size": 3})["make"][1]
 
 
+def test_an_environment_that_draws_from_its_own_action_space_is_found():
+    said = found("my_rl.broken_envs:Opposed")["seeding"]
+    assert "the same seed does not give the same episode: the reward of step" in said[1] and "spaces" in said[3]
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
 def test_a_number_without_an_axis_is_drawn_as_an_action(dtype):
     space = spaces.Box(-2, 3, (), dtype)
