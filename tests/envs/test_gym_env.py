@@ -16,6 +16,7 @@ from rlrun.core.seeding import Seeds
 from rlrun.envs import registry
 from rlrun.envs.gym import make_one
 from rlrun.envs.gym_env import numbers
+from rlrun.envs.gym_spaces import to_space
 from rlrun.machine.machine import Machine
 from rlrun.runtime.plan import plan
 
@@ -114,6 +115,15 @@ class Typed(gymnasium.Env):
 @pytest.mark.parametrize("kind", Typed.SPACES)
 def test_actions_have_the_dtype_of_their_space(kind):
     assert sum(step.reward.sum() for _, _, step in walk(made(f"{__name__}:Typed", f"++env.kwargs.kind='{kind}'")[1], 9)) == 18
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64, np.int32, np.uint8])
+def test_whole_numbers_at_the_largest_bound_stay_in_their_space(dtype):
+    """float64, in which they are stretched, has no number for the largest int64."""
+    box = spaces.Box(0, np.iinfo(dtype).max, (1,), dtype)
+    space = to_space(box, "action", "an environment")
+    taken = [space.to_env(np.full((1, 1), end, np.float32))[0] for end in (-3.0, -1.0, 0.0, 1.0, 3.0)]
+    assert all(box.contains(one) for one in taken) and [int(one[0] >> 1) > 0 for one in taken] == [False] * 2 + [True] * 3
 
 
 class Halved(gymnasium.Env):
