@@ -53,6 +53,8 @@ class Step(NamedTuple):
     # Environments, by their number among these, that failed and were made anew. A failed step is a dead row, and `obs`
     # begins an episode.
     failed: Mapping[int, Failure] = MappingProxyType({})
+    # The actions that were executed, in the form of rows, where some are not those that were given. None: they are.
+    executed: Any = None
 
     @property
     def paid(self) -> np.ndarray:

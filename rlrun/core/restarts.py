@@ -59,8 +59,12 @@ class Remade:
             self.steps[env] = steps + 1
 
     def note(self, env: int, error: EnvError) -> None:
-        """Records a failure, after which the environment is made anew. Raises the error where it must not be."""
-        if not self.allowed or self.repeated[env](error.kind, self.steps[env]):
+        """Records a failure, after which the environment is made anew. Raises the error where it must not be.
+
+        A new environment that fails before its first step has come back at once, whatever it says. Until there is a
+        step, the budget of the run hears nothing of it."""
+        repeated, steps = self.repeated[env], self.steps[env]
+        if not self.allowed or repeated(repeated.sentence if steps == 0 else error.kind, steps):
             raise error
         self.steps[env] = 0
         self.times[env] += 1

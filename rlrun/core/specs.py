@@ -114,6 +114,10 @@ class MultiBinary:
         return f"MultiBinary({list(self.shape)})"
 
 
+# float64 rounds the largest number of these up, to one that they cannot hold. These are the ones before it.
+LARGEST_WHOLE = {"int64": np.nextafter(2.0**63, 0.0), "uint64": np.nextafter(2.0**64, 0.0)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Box:
     """An array of numbers within bounds. low and high are flat tuples: for actions they have one bound for each number,
@@ -167,7 +171,8 @@ class Box:
             return (np.rint(clipped) if self.whole else clipped).astype(self.dtype)
         if self.whole:
             share = (np.clip(action.astype(np.float64), -1.0, 1.0) + 1.0) * 0.5
-            return np.minimum(low + np.floor(share * (high - low + 1.0)), high).astype(self.dtype)
+            largest = np.minimum(high, LARGEST_WHOLE.get(self.dtype, np.inf))
+            return np.minimum(low + np.floor(share * (high - low + 1.0)), largest).astype(self.dtype)
         share = (np.clip(action, -1.0, 1.0) + 1.0) * 0.5
         # In float64, low + (high - low) may be a little more than high.
         return np.clip(low + share * (high - low), low, high).astype(self.dtype)

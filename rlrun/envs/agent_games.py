@@ -282,9 +282,11 @@ def make_game(cfg: AgentsConfig, render: bool = False) -> ParallelGame | TupleGa
         )
     if isinstance(made, gymnasium.Env) and over_agents(made):
         return TupleGame(made, _limit(made))
+    one = isinstance(made, gymnasium.Env)
     raise UserError(
         f"env={cfg.name} makes {type(made).__name__}, which is no environment with several agents: neither PettingZoo's"
         " (parallel or AEC) nor a Gymnasium environment whose observations and actions are tuples over the same agents"
+        + (". For one agent, name its class, env=my_package:MyEnv, or register an id for it" if one else "")
     )
 
 

@@ -220,12 +220,18 @@ class AgentsEnv:
         return self.rows
 
     def _reset(self, env: int, seed: int | None) -> None:
+        if (failed := self._tried(env, seed)) is not None:
+            self._anew(env, failed)
+
+    def _tried(self, env: int, seed: int | None) -> EnvError | None:
+        """Resets an environment and returns how that failed, or None if it did not."""
         try:
             with doing(RESET):
                 obs, infos = self.games[env].reset(seed)
             self._begin(env, obs, infos)
         except Exception as error:  # the user's own
-            self._anew(env, self._failed(env, "failed in reset", error))
+            return self._failed(env, "failed in reset", error)
+        return None
 
     def _begin(self, env: int, obs: dict[str, Any], infos: Mapping[str, Any]) -> None:
         """Writes what an episode of one environment begins with."""
@@ -243,18 +249,22 @@ class AgentsEnv:
         self.ended[env], self.taken[env] = False, 0
 
     def _anew(self, env: int, failed: EnvError) -> None:
-        """Replaces an environment that has failed, and resets it. Raises `failed` where it must not be replaced."""
-        self.remade.note(env, failed)
-        with contextlib.suppress(Exception):  # it is broken
-            self.games[env].close()
-        try:
-            self.games[env] = make_game(self.cfg, self.render)
-        except Exception as again:
-            raise self._error(env, f"could not be made anew after it {failed.what}: {told(again, __file__)}") from again
-        times = self.remade.times[env]
-        seed = self.seeds.integer(f"{self.stream}-anew", self.worker, env, self.generation, times)
-        self.env_seeds[env] = seed
-        self._reset(env, seed)
+        """Replaces an environment that has failed, until one can be reset. Raises the last failure where it must not be
+        replaced."""
+        last: EnvError | None = failed
+        while last is not None:
+            self.remade.note(env, last)
+            with contextlib.suppress(Exception):  # it is broken
+                self.games[env].close()
+            try:
+                self.games[env] = make_game(self.cfg, self.render)
+            except Exception as again:
+                what = f"could not be made anew after it {last.what}: {told(again, __file__)}"
+                raise self._error(env, what) from again
+            times = self.remade.times[env]
+            seed = self.seeds.integer(f"{self.stream}-anew", self.worker, env, self.generation, times)
+            self.env_seeds[env] = seed
+            last = self._tried(env, seed)
 
     def step(self, action: Any) -> Step:
         many, count = len(self.names), self.count

@@ -126,10 +126,10 @@ class AtariEnv:
         return {"observation": obs}
 
     def step(self, action: np.ndarray) -> Step:
-        forced = self.press_fire
+        forced, executed = self.press_fire, None
         action = self.actions.to_env(action)
         if self.fire_action is not None and forced.any():
-            action = np.where(forced, self.fire_action, action)
+            action = executed = np.where(forced, self.fire_action, action)
         try:
             obs, reward, terminated, truncated, info = self.env.step(action)
         except Exception as error:  # ale-py steps all games at once and does not say which one failed
@@ -144,7 +144,8 @@ class AtariEnv:
         valid = ~(began | forced)
         self.frame, self.lives = frame, lives
         self.over = truncated | (terminated & (lives == 0))
-        return Step({"observation": obs}, reward.astype(np.float32), terminated, truncated, valid, began, {})
+        reward = reward.astype(np.float32)
+        return Step({"observation": obs}, reward, terminated, truncated, valid, began, {}, executed=executed)
 
     def close(self) -> None:
         self.env.close()

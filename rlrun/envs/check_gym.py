@@ -399,8 +399,8 @@ class GymChecks:
             else:
                 what = f"the same seed does not give the same episode: {differs} differs"
                 mend = (
-                    "call super().reset(seed=seed) and draw from self.np_random alone; time, hashes and state that"
-                    " instances share make episodes differ too"
+                    "call super().reset(seed=seed) and draw from self.np_random alone; spaces, which have generators"
+                    " of their own, time, hashes and state that instances share make episodes differ too"
                 )
             report.error("seeding", what, mend, where)
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import gymnasium
@@ -111,6 +112,15 @@ def _check_box(report: Findings, box: spaces.Box, where: str, action: bool, owne
                 " TD3 and DDPG refuse it",
                 "give the largest values that make sense, for example Box(-1, 1, shape), and scale them in step()",
             )
+    if action and box.dtype.kind in "iu" and box.dtype.itemsize >= 4:
+        free = (high == np.iinfo(box.dtype).max) | ((low == np.iinfo(box.dtype).min) & (low < 0))
+        if free.any():
+            report.warning(
+                "infinite-action",
+                f"{where} has no bound but that of {box.dtype}{index_text(first_of(free))}, and rlrun stretches what a"
+                " policy chooses over all of its numbers",
+                "give the smallest and largest values that make sense, for example Box(0, 10, shape, np.int64)",
+            )
     if not action and box.dtype == np.uint8 and len(box.shape) == 3 and (low.min() != 0 or high.max() != 255):
         report.warning(
             check,
@@ -177,6 +187,8 @@ def draw(space: gymnasium.Space, mask: np.ndarray | list[np.ndarray | None] | No
     if isinstance(space, spaces.Tuple):
         each = mask if isinstance(mask, list) else [None] * len(space.spaces)
         return tuple(draw(part, one, rng) for part, one in zip(space.spaces, each, strict=True))
+    # A copy, because the environment may draw from this space itself, and nothing seeds that in training.
+    space = copy.deepcopy(space)
     space.seed(int(rng.integers(2**31)))
     return space.sample()
 

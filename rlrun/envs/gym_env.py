@@ -25,10 +25,16 @@ def numbers(info: dict[str, Any]) -> dict[str, np.ndarray]:
     """Returns the numeric scalars of a vector environment's info, each [B] float64, NaN where one gave none."""
     found = {}
     for name, value in info.items():
-        given = info.get(f"_{name}")
+        given = info.get(f"_{name}") if isinstance(name, str) else None
         if given is not None and isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "biuf":
             found[name] = np.where(given, value, np.nan)
     return found
+
+
+def gathered(told: Sequence[dict[str, float]]) -> dict[str, np.ndarray]:
+    """The numbers that each environment has told, each [B] float64, NaN where one gave none."""
+    names = dict.fromkeys(name for one in told for name in one)
+    return {name: np.array([one.get(name, np.nan) for one in told]) for name in names}
 
 
 class GymEnv:
@@ -121,7 +127,7 @@ class GymEnv:
             truncated.copy(),
             ~began,
             began,
-            numbers(info),
+            numbers(info) if self.native else gathered([one.told for one in self.env.envs]),
             failed=self.remade.told(failed),
         )
 

@@ -19,14 +19,15 @@ def is_number(value: Any) -> bool:
 
 
 def numbers_of(info: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of one environment's info by name. Raises TypeError for an info that is no dict."""
+    """The numbers of one environment's info by name. A key that is no text names no metric, and is left out. Raises
+    TypeError for an info that is no dict."""
     if type(info) is not dict and not isinstance(info, Mapping):
         raise TypeError(f"it returned {' '.join(repr(info).split())} as info, which must be a dict")
     # Every step of every environment comes here, and most numbers are Python's floats.
     return {
         name: value if type(value) is float else _float(value)
         for name, value in info.items()
-        if type(value) is float or is_number(value)
+        if isinstance(name, str) and (type(value) is float or is_number(value))
     }
 
 

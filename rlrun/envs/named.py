@@ -18,6 +18,8 @@ from rlrun.core.restarts import Remade
 from rlrun.envs.infos import numbers_of
 from rlrun.envs.misfits import Looker, useless
 
+LARGEST = float(np.finfo(np.float32).max)  # of what a row can hold
+
 
 @contextmanager
 def global_generators(seed: int) -> Iterator[None]:
@@ -32,11 +34,23 @@ def global_generators(seed: int) -> Iterator[None]:
         np.random.set_state(states[1])
 
 
+def _paid(reward: Any) -> tuple[float, str | None]:
+    """A reward as a float, and what is wrong with it as part of a sentence, or None if rows can hold it."""
+    try:
+        paid = float(reward)
+    except (TypeError, ValueError):
+        return 0.0, f"the reward {' '.join(repr(reward).split())}, which is no number"
+    if abs(paid) <= LARGEST:
+        return paid, None
+    return paid, f"the reward {paid}{', which float32 cannot hold' if math.isfinite(paid) else ''}"
+
+
 class NamedEnv(gymnasium.Wrapper):
     """Adds the environment's name, number, seed and last action to its errors, and makes it anew where it may.
 
-    It hands on only the numbers of an info, as floats. Gymnasium gathers the infos of several environments in arrays of
-    the first one's type, into which the others' text, None or fractions do not fit."""
+    It keeps the numbers of an info as floats, and hands on none. Gymnasium gathers the infos of several environments in
+    arrays of the first one's type, into which the others' text, None or fractions do not fit, and takes "_name" for
+    itself."""
 
     def __init__(
         self, make: Callable[[], gymnasium.Env], name: str, number: int, slot: int, remade: Remade, new: Callable
@@ -47,21 +61,26 @@ class NamedEnv(gymnasium.Wrapper):
         self.make, self.name, self.number, self.slot, self.remade, self.new = make, name, number, slot, remade, new
         self.seed: int | None = None
         self.steps = 0
+        self.told: dict[str, float] = {}  # the numbers of the last info by name
         self.look, self.useless = Looker(self.env.observation_space), useless(self.env.observation_space)
 
     def reset(self, *, seed=None, options=None):
-        if seed is not None:
-            self.seed = seed
         try:
-            with doing(RESET):
-                outcome = self.env.reset(seed=seed, options=options)
-            self._look(outcome[0])
-            if (what := self.useless(outcome[0])) is not None:
-                raise ValueError(f"it returned {what} (rlrun check-env {self.name} looks for such mistakes)")
-            observation, info = outcome
-            return observation, numbers_of(info)
+            return self._reset(seed, options)
         except Exception as error:
             return self._anew(self._failed("reset", error), error)
+
+    def _reset(self, seed: int | None, options: dict | None = None) -> tuple[Any, dict]:
+        if seed is not None:
+            self.seed = seed
+        with doing(RESET):
+            outcome = self.env.reset(seed=seed, options=options)
+        self._look(outcome[0])
+        if (what := self.useless(outcome[0])) is not None:
+            raise ValueError(f"it returned {what} (rlrun check-env {self.name} looks for such mistakes)")
+        observation, info = outcome
+        self.told = numbers_of(info)
+        return observation, {}
 
     def step(self, action):
         self.steps += 1
@@ -75,13 +94,12 @@ class NamedEnv(gymnasium.Wrapper):
                     f" (rlrun check-env {self.name} looks for such mistakes)"
                 )
             self._look(outcome[0])
-            what = self.useless(outcome[0])
-            if what is None and isinstance(outcome[1], float | np.floating) and not math.isfinite(outcome[1]):
-                what = f"the reward {outcome[1]}"
-            if what is not None:
-                raise ValueError(f"it returned {what} (rlrun check-env {self.name} looks for such mistakes)")
             observation, reward, terminated, truncated, info = outcome
-            return observation, reward, terminated, truncated, numbers_of(info)
+            paid, what = _paid(reward)
+            if (what := self.useless(observation) or what) is not None:
+                raise ValueError(f"it returned {what} (rlrun check-env {self.name} looks for such mistakes)")
+            self.told = numbers_of(info)
+            return observation, paid, bool(terminated), bool(truncated), {}
         except Exception as error:
             failed = self._failed(f"step {self.steps} on action {' '.join(str(action).split())}", error)
             obs, info = self._anew(failed, error)
@@ -94,21 +112,25 @@ class NamedEnv(gymnasium.Wrapper):
             )
 
     def _anew(self, failed: EnvError, error: Exception) -> tuple[Any, dict]:
-        """Replaces an environment that has failed and returns what reset() of the new one returned. Raises `failed`
-        where it must not be replaced."""
-        try:
-            self.remade.note(self.slot, failed)
-        except EnvError:
-            raise failed from error
-        with contextlib.suppress(Exception):  # it is broken
-            self.env.close()
-        try:
-            self.env = self.make()
-        except Exception as again:
-            what = f"could not be made anew after it {failed.what}: {told(again, __file__)}"
-            raise EnvError(self.name, failed.numbers, self.seed, what) from again
-        self.steps = 0
-        return self.reset(seed=self.new(self))
+        """Replaces an environment that has failed, until reset() of a new one returns something, and returns that.
+        Raises the last failure where it must not be replaced."""
+        while True:
+            try:
+                self.remade.note(self.slot, failed)
+            except EnvError:
+                raise failed from error
+            with contextlib.suppress(Exception):  # it is broken
+                self.env.close()
+            try:
+                self.env = self.make()
+            except Exception as again:
+                what = f"could not be made anew after it {failed.what}: {told(again, __file__)}"
+                raise EnvError(self.name, failed.numbers, self.seed, what) from again
+            self.steps, seed = 0, self.new(self)
+            try:
+                return self._reset(seed)
+            except Exception as again:
+                failed, error = self._failed("reset", again), again
 
     def _failed(self, doing: str, error: Exception) -> EnvError:
         one = range(self.number, self.number + 1)

@@ -52,7 +52,8 @@ class Previous:
             value = np.asarray(value)
             return np.where(going.reshape(-1, *[1] * (value.ndim - 1)), value, np.zeros_like(value))
 
-        done = map_rows(executed(self.spec.action, action), kept)
+        taken = action if step.executed is None else step.executed
+        done = map_rows(executed(self.spec.action, taken), kept)
         return step._replace(obs=self._with(step.obs, done, kept(step.reward)))
 
     def close(self) -> None:

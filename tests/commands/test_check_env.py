@@ -16,7 +16,7 @@ from rlrun.cli import _dispatch
 from rlrun.commands import check_env
 from rlrun.core.plugins import only_installed
 from rlrun.envs.check_report import Findings, Stop
-from rlrun.envs.check_values import check_mask, draw
+from rlrun.envs.check_values import check_mask, check_space, draw
 from rlrun.envs.misfits import misfit
 
 EXAMPLE = Path(__file__).parents[1] / "example"
@@ -125,6 +125,26 @@ def test_others_of_the_example(capsys):
     assert said.startswith("the module my_rl.broken_envs has no Walkk") and said.endswith("Did you mean Walk?")
     assert "There is no option env.max_steps" in found("my_rl.broken_envs:Walk", max_steps=3)["make"][1]
     assert "unexpected keyword argument" in found("my_rl.broken_envs:Walk", kwargs={"size": 3})["make"][1]
+
+
+def test_an_environment_that_draws_from_its_own_action_space_is_found():
+    said = found("my_rl.broken_envs:Opposed")["seeding"]
+    assert "the same seed does not give the same episode: the reward of step" in said[1] and "spaces" in said[3]
+
+
+@pytest.mark.parametrize(
+    ("space", "free"),
+    [
+        (spaces.Box(0, np.inf, (2,), np.int64), True),
+        (spaces.Box(-np.inf, 3, (2,), np.int32), True),
+        (spaces.Box(0, 10, (2,), np.uint64), False),
+        (spaces.Box(0, 255, (2,), np.uint8), False),
+    ],
+)
+def test_whole_actions_without_bounds_are_told(space, free):
+    report = Findings(lambda event: None)
+    assert check_space(report, space, "action_space", True, "self.action_space")
+    assert ("infinite-action" in report.seen) == free
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])

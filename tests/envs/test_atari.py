@@ -15,6 +15,7 @@ from rlrun.core.seeding import Seeds
 from rlrun.envs import registry
 from rlrun.envs.atari import AtariEnv, ScreenStack
 from rlrun.envs.names import family_of, games, names, resolve
+from rlrun.envs.previous import Previous, with_previous
 from rlrun.envs.single import make_single
 from rlrun.samplers.columns import Columns
 
@@ -70,13 +71,15 @@ def test_evaluation_plays_full_games():
 
 def test_fire_is_pressed_after_a_lost_life_on_a_dead_row():
     env = make("Breakout", count=1)
-    env.reset(0)
+    told = Previous(env, with_previous(env.spec, action=True, reward=False))
+    told.reset(0)
     pressed = 0
     for _ in range(400):
         before = env.press_fire.copy()
         frames = env.frame.copy()
         # this action is never FIRE: without the adapter's FIRE only one life could be lost
-        step = env.step(np.zeros(1, dtype=np.int64))
+        step = told.step(np.zeros(1, dtype=np.int64))
+        assert step.obs["prev_action"].tolist() == [int(before[0])], "1 is FIRE, which was executed"
         if before[0]:
             pressed += 1
             assert not step.valid[0] and not step.is_first[0] and env.frame[0] == frames[0] + 4

@@ -15,6 +15,8 @@ from rlrun.core.errors import EnvError, UserError
 from rlrun.core.seeding import Seeds
 from rlrun.envs import registry
 from rlrun.envs.gym import make_one
+from rlrun.envs.gym_env import numbers
+from rlrun.envs.gym_spaces import to_space
 from rlrun.machine.machine import Machine
 from rlrun.runtime.plan import plan
 
@@ -62,6 +64,16 @@ def test_numbers_of_infos_are_logged_whatever_other_environments_tell(monkeypatc
     env.close()
 
 
+def test_an_info_may_have_any_keys(monkeypatch):
+    """Gymnasium itself takes "_x" for the mask of "x"."""
+    monkeypatch.setattr(Telling, "_told", lambda self: (np.zeros(2, np.float32), {"x": 1.0, "_x": 5.0, 3: 2.0, None: 1.0}))
+    _, env = made(f"{__name__}:Telling")
+    env.reset(0)
+    told = env.step(np.zeros(2, np.int64)).info
+    assert {name: value.tolist() for name, value in told.items()} == {"x": [1.0, 1.0], "_x": [5.0, 5.0]}
+    assert list(numbers({name: np.ones(2) for name in ("x", "_x", 3, "_3")})) == ["x"], "of a vectorised one"
+
+
 def test_the_time_limit_is_no_argument_of_the_class():
     with pytest.raises(UserError, match=r"kwargs cannot hold max_episode_steps: the time limit is env\.max_episode_steps=N"):
         made("CartPole-v1", "++env.kwargs.max_episode_steps=12")
@@ -103,6 +115,15 @@ class Typed(gymnasium.Env):
 @pytest.mark.parametrize("kind", Typed.SPACES)
 def test_actions_have_the_dtype_of_their_space(kind):
     assert sum(step.reward.sum() for _, _, step in walk(made(f"{__name__}:Typed", f"++env.kwargs.kind='{kind}'")[1], 9)) == 18
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64, np.int32, np.uint8])
+def test_whole_numbers_at_the_largest_bound_stay_in_their_space(dtype):
+    """float64, in which they are stretched, has no number for the largest int64."""
+    box = spaces.Box(0, np.iinfo(dtype).max, (1,), dtype)
+    space = to_space(box, "action", "an environment")
+    taken = [space.to_env(np.full((1, 1), end, np.float32))[0] for end in (-3.0, -1.0, 0.0, 1.0, 3.0)]
+    assert all(box.contains(one) for one in taken) and [int(one[0] >> 1) > 0 for one in taken] == [False] * 2 + [True] * 3
 
 
 class Halved(gymnasium.Env):

@@ -61,6 +61,14 @@ class Unseeded(Walk):
         return obs, reward + random.random(), *rest
 
 
+class Opposed(Walk):
+    """Its opponent draws from the action space, which nothing seeds."""
+
+    def step(self, action):
+        obs, reward, *rest = super().step(action)
+        return obs, reward + float(self.action_space.sample()), *rest
+
+
 class Entangled(Walk):
     """Keeps its state in the class, and hands out the array that it goes on to change."""
 
