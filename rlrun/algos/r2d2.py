@@ -7,6 +7,7 @@ Rows: sequences of burn_in + sequence_length rows from replay. They begin at eve
 recurrent state is stored.
 Recorded: q_taken and q_max with input_priorities, for the first priorities.
 Differs from the paper: an n-step return does not reach beyond the end of its sequence. Adam's epsilon is an option.
+Sequences cross the ends of episodes, where the recurrent state begins anew.
 Metrics: learn/loss: mean of weighted losses; td_error: mean |target - Q| in rescaled values; q: mean rescaled value of
 the actions taken; epsilon; grad_norm before clipping; lr.
 Checked: tests/algos/test_r2d2.py (targets by hand, burn-in against unrolling from the start), tests/ops/test_td.py,

@@ -288,8 +288,11 @@ class Algorithm(nn.Module):
 
     def absorb_rows(self, moments: Sequence[Any]) -> None:
         """Updates the policy's filters with what Policy.moments() returned for new fragments, after the update that
-        used those fragments."""
+        used those fragments. The filters of targets, those of inner algorithms too, become the same."""
         self.policy.absorb([m for m in moments if m is not None], self.ctx.ranks)
+        for part in self.modules():
+            for follower in part.followers() if isinstance(part, Algorithm) else ():
+                follower.renew_filters()
 
     def merge_filters(self, filters: Any, moments: Sequence[Any]) -> None:
         """Merges moments of observations, over all learners, into filters that are the algorithm's own and not the
@@ -466,6 +469,13 @@ class Follower:
         self.olds: list[Tensor] = list(target.parameters())
         self.news: list[Tensor] = list(source.parameters())
         self.buffers = list(zip(target.buffers(), source.buffers(), strict=True))
+        pairs = zip(target.modules(), source.modules(), strict=True)
+        self.filters = [
+            of_both
+            for old, new in pairs
+            if isinstance(new, RunningMoments)
+            for of_both in zip(old.buffers(), new.buffers(), strict=True)
+        ]
         assert [old.shape for old in self.olds] == [new.shape for new in self.news]
 
     @torch.no_grad()
@@ -476,4 +486,11 @@ class Follower:
             return
         torch._foreach_lerp_(self.olds, self.news, tau)
         for kept, now in self.buffers:
+            kept.copy_(now)
+
+    @torch.no_grad()
+    def renew_filters(self) -> None:
+        """Copies the source's filters into the target, which may move much later. Without them, a new target would be
+        given observations as they are."""
+        for kept, now in self.filters:
             kept.copy_(now)

@@ -69,6 +69,7 @@ class DataNeeds(NamedTuple):
             stack=self.spec.stack,
             capacity=capacity,
             reward=self.spec.reward_row,
+            burn_in=max(0, self.rows - asked.rows_learnt) if asked.sequences else 0,
         )
 
 

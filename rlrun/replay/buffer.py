@@ -180,12 +180,12 @@ class Replay:
         )
 
     def _startable(self, column: np.ndarray, row: np.ndarray) -> np.ndarray:
-        """Whether a fragment may begin at this row, which must be live. A sequence may also begin at a dead row if a
-        later row is live."""
-        valid, at = self.valid.numpy(), column * self.length
-        alive = valid[at + row % self.length]
+        """Whether a fragment may begin at this row, which must be live. A sequence may also begin at a dead row. One of
+        the rows that are learnt from, which follow its burn-in, must be live."""
+        valid, at, burn_in = self.valid.numpy(), column * self.length, self.layout.burn_in
+        alive = valid[at + (row + burn_in) % self.length]
         if self.layout.sequences:
-            for after in range(1, self.layout.rows):
+            for after in range(burn_in + 1, self.layout.rows):
                 if alive.all():
                     break
                 alive = alive | valid[at + (row + after) % self.length]
@@ -352,8 +352,6 @@ class Replay:
         leaves = [] if self.draws.tree is None else [np.empty(self.layout.columns * self.draws.per_column)]
         arrays = [*leaves, *([] if self.outcomes is None else self.outcomes.arrays())]
         self._rows_file(folder).read(arrays)
-        if self.draws.tree is not None:
-            self.draws.tree.set(np.arange(self.layout.columns * self.draws.per_column), leaves[0])
         self.draws.head, self.next_row, self.draws.largest = (
             np.array(state["head"], dtype=np.int64),
             list(state["next_row"]),
@@ -372,6 +370,8 @@ class Replay:
             alive = self._startable(np.full(rows.shape, column), rows)
             self.draws.may[self.draws.leaf(np.full(rows.shape, column), rows)] = alive
         self.draws.count = int(self.draws.may.sum())
+        if self.draws.tree is not None:  # older checkpoints have priorities of sequences that nothing is learnt from
+            self.draws.tree.set(np.arange(len(self.draws.may)), np.where(self.draws.may, leaves[0], 0.0))
 
     # -- for tests and debugging -------------------------------------------------------------------------------------
 

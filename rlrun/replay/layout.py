@@ -67,7 +67,7 @@ class Layout:
     rows_from: int  # the live length of every drawn fragment is random, from rows_from to rows
     ends: bool  # whether only the observations of a fragment's first row and of its end are drawn
     starts_every: int  # fragments begin at multiples of this number of rows
-    sequences: bool  # whether fragments may begin with a dead row if a later row is live
+    sequences: bool  # whether fragments may begin with a dead row if a later row is live, from burn_in on
     new_first: bool = False  # whether fragments that were never drawn, one behind the other, come before random ones
     stack: int = 1  # frames in every part of obs.observation; each frame is shared by this many rows
     capacity: int = 1
@@ -75,6 +75,7 @@ class Layout:
     outcomes: float | None = None  # FromReplay.outcomes
     drawn: str | None = None  # FromReplay.drawn
     core_first: int = 0  # Needs.core_first
+    burn_in: int = 0  # the first rows of a sequence, from which nothing is learnt
 
     @property
     def columns(self) -> int:

@@ -154,10 +154,12 @@ class Starts:
         return column, row
 
     def _by_priority(self, count: int, clock: Clock, tree: SumTree) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Makes one draw from each of `count` equal stretches of the sum of priorities (appendix B.2.1)."""
+        """Makes one draw from each of `count` equal stretches of the sum of priorities (appendix B.2.1). Where all
+        priorities are 0, which priority_epsilon=0 allows, all starts are alike."""
         total = tree.total
-        if self.count == 0 or total <= 0:
-            raise RunFailed("replay was asked for rows before it had any")
+        if total <= 0:
+            self.largest_weight = 1.0
+            return *self._any(count), np.ones(count, dtype=np.float32)
         target = (np.arange(count) + torch.rand(count, generator=self.rng, dtype=torch.float64).numpy()) * (
             total / count
         )

@@ -25,6 +25,7 @@ from rlrun.core.batch import Batch
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.ranges import Count
 from rlrun.core.run import Job
+from rlrun.core.schedule import Clock
 from rlrun.dataflow.reuse import Gatherer
 from rlrun.dataflow.slots import Fragment, Header
 from rlrun.dataflow.stores import Key
@@ -109,6 +110,15 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
         batch: Batch | None = None
         update: Update | None = None
         heard = awake()
+
+        def counted(clock: Clock) -> Clock:
+            """Counts the fragments that were handed over and are not counted yet. This must happen before the next
+            tick, which may save the shards' rows."""
+            with job.timers("insert"):
+                steps = job.collected(feed.absorbed())
+            limiter.inserted(steps, replay.starts > 0)
+            return clock.after(env_steps=steps)
+
         while job.tick(clock, update):
             sampler.check()
             if replay.poll() or update is not None:
@@ -118,11 +128,7 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
             if limiter.may_insert() and sampler.queued:
                 feed.hand_over()
             if feed.headers:
-                heard = awake()
-                with job.timers("insert"):
-                    steps = job.collected(feed.absorbed())
-                limiter.inserted(steps, replay.starts > 0)
-                clock = clock.after(env_steps=steps)
+                heard, clock = awake(), counted(clock)
             if limiter.came >= limiter.starts:
                 replay.draw(clock)
             drawn = replay.take() if limiter.due else None
@@ -137,6 +143,8 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
                     write(drawn, key, **update.writes)
                 limiter.sampled()
                 clock = clock.after(updates=1)
+                if feed.headers:  # came beside the update
+                    heard, clock = awake(), counted(clock)
             if clock.env_steps - published >= cfg.max_weight_sync_delay:
                 with job.timers("publish"):
                     sampler.publish(algorithm.policy, clock)

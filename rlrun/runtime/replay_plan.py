@@ -289,4 +289,5 @@ def layout_of(cfg: ReplayConfig, needs: Needs, spec: EnvSpec, policy: Policy, ma
         outcomes=needs.replay.outcomes,
         drawn=needs.replay.drawn,
         core_first=needs.core_first,
+        burn_in=max(0, needs.rows - needs.replay.rows_learnt) if needs.replay.sequences else 0,
     )

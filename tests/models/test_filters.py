@@ -144,6 +144,22 @@ def test_the_filter_that_acted_is_the_filter_that_learns(typed):
         assert not torch.equal(before, made.policy.filter.filters[0].shift)
 
 
+@pytest.mark.parametrize("algo, more", [
+    ("appo", ["env=CartPole-v1"]), ("dqn", ["env=CartPole-v1"]), ("rnd", ["env=CartPole-v1", "algo@algo.inner=dqn"]),
+    ("slateq", ["env=rlrun/InterestEvolution-v0"]),
+])  # fmt: skip
+def test_a_target_sees_what_the_policy_sees_before_it_moves(typed, algo, more):
+    """The weights of a target wait for their turn. Its filter does not, nor that of an inner algorithm's target."""
+    words = [f"algo={algo}", *more, "model.observation_filter=mean_std", "logger=[]", "resources=debug"]
+    made = Wired(typed(*words)).algorithm()
+    target = getattr(made, "inner", made).target
+    weights, own = [weight.clone() for weight in target.parameters()], made.policy.filter
+    made.absorb_rows([[moments_of(1e5 + torch.rand(9, *one.shift.shape)) for one in own.filters], None])
+    assert all(float(one.shift.min()) > 9e4 for one in own.filters)
+    assert all(torch.equal(target.filter.state_dict()[name], value) for name, value in own.state_dict().items())
+    assert all(map(torch.equal, weights, target.parameters()))
+
+
 def test_pixels_are_filtered_one_by_one(typed):
     """Before there are moments, a filter passes the same pixels to the network as no filter; afterwards every pixel has
     mean 0."""

@@ -109,14 +109,14 @@ def config(**changes) -> ReplayConfig:
 
 def layout(
     *, ends=True, rows=3, rows_from=None, fragment_rows=4, starts_every=1, stacked=True, capacity=60, blocks=2, block=3,
-    new_first=False,
+    new_first=False, burn_in=0,
 ) -> Layout:  # fmt: skip
     pixels = Field((S, 1, 2), torch.uint8) if stacked else Field((1,), torch.float32)
     return Layout(
         obs={"observation": pixels, "extra": Field((), torch.int64)}, action=Field((), torch.int64), record={"q": Field((), torch.float32)},
         core={} if ends else {"h": Field((), torch.float32)}, core_every=starts_every, block=block, blocks=blocks, fragment_rows=fragment_rows, rows=rows,
         rows_from=rows_from or rows, ends=ends, starts_every=starts_every, sequences=not ends, stack=S if stacked else 1, capacity=capacity,
-        new_first=new_first,
+        new_first=new_first, burn_in=burn_in,
     )  # fmt: skip
 
 
@@ -143,7 +143,7 @@ def check(batch: Batch, replay: Replay, sources: list[History]) -> None:
         seen = batch.valid[:, i].numpy()
         count = int(seen.sum()) if made.rows_from < made.rows else made.rows
         assert (seen[:count] == alive[:count]).all() or (not made.ends and (seen == alive).all())
-        assert alive[0] if made.ends else alive.any()
+        assert alive[0] if made.ends else alive[made.burn_in :].any()
         for t in np.flatnonzero(seen):
             for name in ("action", "reward", "terminated", "q"):
                 assert batch[name][t, i] == rows[t][name][b]
@@ -173,6 +173,7 @@ KINDS = {
     "n steps": {"rows": 3},
     "n from a range": {"rows": 5, "rows_from": 2},
     "sequences": {"ends": False, "rows": 6, "fragment_rows": 4, "starts_every": 2},
+    "sequences with burn-in": {"ends": False, "rows": 6, "fragment_rows": 4, "starts_every": 2, "burn_in": 5},
     "vectors": {"stacked": False, "fragment_rows": 1, "rows": 2},
     "one column": {"blocks": 1, "block": 1, "fragment_rows": 1, "rows": 3},
 }
@@ -216,7 +217,7 @@ def test_a_full_ring_draws_every_live_start_that_it_holds_and_no_other(kind, nam
     for column in range(made.columns):
         past = sources[column // made.block].past
         for start in range(len(past) - replay.length + made.stack, len(past) - made.rows + 1):
-            rows = past[start : start + (1 if made.ends else made.rows)]
+            rows = past[start + made.burn_in : start + (1 if made.ends else made.rows)]
             if start % made.starts_every == 0 and any(row["valid"][column % made.block] for row in rows):
                 expected.add(start * made.columns + column)
     assert drawn == expected
@@ -263,6 +264,22 @@ def test_draws_and_weights_follow_the_priorities():
     weight = 1.0 / (len(keys) * probability[torch.searchsorted(keys, batch.key)])  # beta 1
     torch.testing.assert_close(batch.weight.double(), weight / weight.max(), atol=1e-5, rtol=1e-5)
     assert replay.largest_weight == pytest.approx(float(weight.max()), rel=1e-5)
+
+
+def test_draws_are_uniform_where_all_priorities_are_0():
+    replay, sources = make(
+        config(name="prioritized", beta=1.0, priority_epsilon=0.0), layout(rows=1, capacity=24, blocks=1, block=2)
+    )
+    for _ in range(9):
+        replay.add(sources[0].fragment())
+    keys = replay.sample(1000, Clock()).key.unique()
+    replay.write(keys, torch.zeros(len(keys)))
+    batch = replay.sample(1000, Clock())
+    check(batch, replay, sources)
+    assert len(batch.key.unique()) == len(keys) == replay.starts
+    assert (batch.weight == 1).all() and replay.largest_weight == 1
+    replay.write(keys[:1], torch.ones(1))
+    assert (replay.sample(100, Clock()).key == keys[0]).all()
 
 
 def test_new_rows_get_the_largest_priority_and_overwritten_ones_are_passed_over():

@@ -1,12 +1,14 @@
 """Samplers, shards and learner as processes: rows arrive complete, priorities return to the shard that drew the rows,
 and a run does not wait for dead processes."""
 
+import contextlib
 import json
 import os
 import signal
 import threading
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.schedule import Clock
 from rlrun.replay.limiter import Limiter
 from rlrun.replay.service import Drawn, ShardedReplay
+from rlrun.runners.distributed_replay import run
 
 APEX = ["algo=apex", "logger=[]", "resources.device=cpu", "resources.num_samplers=2", "algo.inner.num_envs=4", "algo.inner.fragment_length=10",
         "algo.inner.batch_size=16", "algo.inner.learning_starts=100", "replay.capacity=2000", "model.hidden=[8]", "log_every_sec=0.05"]  # fmt: skip
@@ -158,6 +161,77 @@ def test_samplers_wait_for_a_slow_learner_only_where_they_are_told_to(typed, tmp
     assert int(made.policy.filter.filters[0].count) == job.clock.env_steps
     each = (job.clock.env_steps - 100) / job.clock.updates
     assert each > 100 if pace == "free" else each < 20
+
+
+class Three:
+    """Stands in for samplers that fill three slots of ten env steps in every update, which takes until a replay has
+    their rows, and for the parts of a run that are beside them."""
+
+    def __init__(self):
+        self.queued, self.kept, self.counted, self.ticks = 1, 0, 0, []
+        self.starts, self.added, self.threads, self.number = 1, [], contextlib.nullcontext(), 0
+        self.policy, self.cfg, self.generation = SimpleNamespace(moments=lambda batch: None), None, 0
+        self.ctx = SimpleNamespace(device=torch.device("cpu"))
+
+    def __getattr__(self, name):
+        return lambda *_, **__: None
+
+    def needs(self, cfg):
+        return SimpleNamespace(columns=1, replay=SimpleNamespace(learning_starts=10, ratio=1.0, rows_learnt=1))
+
+    def begin(self, *_):
+        return Clock()
+
+    def timers(self, *_):
+        return contextlib.nullcontext()
+
+    rescuing = timers
+
+    def algorithm(self):
+        return self
+
+    def sampler(self, *_):
+        return self
+
+    def sharded_replay(self, *_):
+        return self
+
+    def handles(self):
+        return []
+
+    def take(self, count=None):
+        if count is None:
+            return Drawn(0, 0, Batch(key=torch.zeros(1), weight=torch.zeros(1), reward=torch.zeros(1, 1)))
+        self.queued, self.number = self.queued - 1, self.number + 1
+        return [SimpleNamespace(header=SimpleNamespace(slot=self.number), batch=None)]
+
+    def add(self, header):
+        self.kept += 10
+
+    def poll(self, *_):
+        return time.sleep(0.001)
+
+    def update(self, batch, clock):
+        wanted, self.queued, end = self.kept + 30, 3, time.monotonic() + 20
+        while self.kept < wanted and time.monotonic() < end:
+            time.sleep(0.001)
+        return Update({})
+
+    def collected(self, headers):
+        self.counted += 10 * len(headers)
+        return 10 * len(headers)
+
+    def tick(self, clock, update):
+        self.ticks.append((clock.updates, clock.env_steps, self.counted, self.kept))
+        return clock.updates < 3
+
+
+def test_rows_that_come_beside_an_update_are_counted_before_the_next_tick():
+    """A tick may be the last one, or save the rows of the shards."""
+    job = Three()
+    run(job, SimpleNamespace(pace="free", num_shards=1, max_weight_sync_delay=100, queue_timeout_sec=60), job)
+    assert job.ticks[-1][0] == 3 and job.kept == 100
+    assert all(env_steps == counted == kept for _, env_steps, counted, kept in job.ticks)
 
 
 def test_an_env_that_fails_beside_an_update_ends_the_run(typed, tmp_path, monkeypatch):
