@@ -56,6 +56,11 @@ def check_groups(words: list[str], folder: Path | None = None) -> None:
             continue
         own = files(folder / group) if folder is not None else []
         if value in own:
+            if value in options(group):
+                raise UserError(
+                    f"{word}: {folder}/{group}/{value}.yaml would not be read, because rlrun has a file of this name"
+                    " already; give it another name"
+                )
             continue
         if group == "env":
             from rlrun.envs.names import CRAFTER, FAMILIES, family_of
@@ -102,7 +107,8 @@ def translate(error: Exception, words: list[str]) -> str:
         return f"{strange}: a value with such letters needs quotes, as in \"{key}='{value}'\""
     unknown = re.search(r"Could not override '([^']+)'", text)
     if unknown and "not in struct" in text + cause:
-        key = unknown[1]
+        inside = re.search(r"full_key: (\S+)", cause)  # of a dictionary that a word gives
+        key = inside[1] if inside is not None and inside[1].startswith(f"{unknown[1]}.") else unknown[1]
         return belonging(key, words) or (
             f"There is no option {key}{elsewhere(key)}.{counterpart(key, words) or nearest(key, words)}"
         )

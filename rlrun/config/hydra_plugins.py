@@ -23,6 +23,7 @@ from omegaconf import OmegaConf
 
 from rlrun.config.foreign import check_defaults, check_package, check_values
 from rlrun.config.paths import root
+from rlrun.config.types import check_numbers, unreadable
 from rlrun.core.errors import UserError
 
 SCHEME = "rlrun-envs"
@@ -123,10 +124,14 @@ class UserSource(FileConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         place = f"{self.path}/{config_path.removesuffix('.yaml')}.yaml"
         try:
+            check_numbers(Path(place).read_text(), place)
             result = super().load_config(config_path)
         except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-            raise UserError(f"{place} cannot be read: {str(error).splitlines()[0]}") from None
-        check_package(result.header.get("package"), place)
+            raise UserError(f"{place} cannot be read: {unreadable(error)}") from None
+        package = result.header.get("package")
+        check_package(package, place)
+        if _in_tuned(config_path) and package is None:
+            raise UserError(f"{place}: a tuned file begins with the line `# @package _global_`, and this one does not")
         values = OmegaConf.to_container(result.config, resolve=False)
         if isinstance(values, dict):
             check_defaults(values.pop("defaults", []), place, self.trusted)

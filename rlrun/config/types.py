@@ -31,6 +31,8 @@ T = TypeVar("T")
 _READ: ContextVar[dict[str, int] | None] = ContextVar("_READ", default=None)
 LARGEST_YAML = 1_000_000  # characters of a config file
 MOST_ALIASES = 20
+# Octal and sexagesimal numbers of YAML 1.1.
+ODD_NUMBER = re.compile(r"[-+]?(0[0-7_]+|[1-9][0-9_]*(:[0-5]?[0-9])+)")
 
 
 class ConfigError(UserError):
@@ -241,16 +243,34 @@ def load_yaml(path: Path) -> dict:
         text = path.read_text()
         if len(text) > LARGEST_YAML or (text.count("*") > MOST_ALIASES and _aliases(text) > MOST_ALIASES):
             raise UserError(f"{path} is too large for a config")
+        check_numbers(text, path)
         made = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
     except UserError:
         raise
     except FileNotFoundError:
         raise UserError(f"{path} does not exist: is this a run directory?") from None
     except Exception as error:
-        raise UserError(f"{path} cannot be read: {(str(error).splitlines() or [type(error).__name__])[0]}") from None
+        raise UserError(f"{path} cannot be read: {unreadable(error)}") from None
     if not isinstance(made, dict):
         raise UserError(f"{path} cannot be read: it holds no options")
     return made  # type: ignore[return-value]
+
+
+def unreadable(error: Exception) -> str:
+    """Returns what is wrong with a file, and for YAML also in which line."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem is not None and error.problem_mark is not None:
+        return f"{error.problem} (line {error.problem_mark.line + 1})"
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def check_numbers(text: str, place: Path | str) -> None:
+    """Raises UserError for a number that YAML 1.1 reads as another one than most people: 010 as 8, and 1:30 as 90."""
+    for event in yaml.parse(text, yaml.SafeLoader):
+        if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and ODD_NUMBER.fullmatch(event.value):
+            raise UserError(
+                f"{place}: YAML reads {event.value} in line {event.start_mark.line + 1} as another number; write it"
+                " without zeros in front and without colons, or in quotes if it is a text"
+            )
 
 
 def _aliases(text: str) -> int:
@@ -278,6 +298,9 @@ def parse_assignments(words: list[str]) -> dict[str, Any]:
         refuse_empty(word)
         if re.fullmatch(r"0\d+", value):  # the name of a checkpoint's folder; YAML would read 010 as 8
             made[key] = int(value)
+            continue
+        if ODD_NUMBER.fullmatch(value):  # a text, as for rlrun train; YAML would read 1:30 as 90
+            made[key] = value
             continue
         try:
             read = OmegaConf.to_container(OmegaConf.from_dotlist([f"x={value}"]))

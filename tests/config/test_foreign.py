@@ -85,6 +85,24 @@ def test_a_tuned_file_cannot_run_code(added, said):
 
 
 @pytest.mark.parametrize(
+    ("place", "text", "word", "said"),
+    [
+        ("algo/ppo", "lr: 0.5\n", "algo=ppo", r"algo/ppo\.yaml would not be read, because rlrun has a file of this name"),
+        ("tuned/x", TUNED + "seed: 010\n", "tuned=x", r"YAML reads 010 in line \d+ as another number"),
+        ("tuned/x", TUNED + "stop: {wall_sec: 1:30}\n", "tuned=x", "YAML reads 1:30 in line"),
+        ("tuned/x", TUNED + "seed: 1\nseed: 2\n", "tuned=x", r"found duplicate key seed \(line \d+\)"),
+        ("tuned/x", TUNED.partition("\n")[2], "tuned=x", "begins with the line `# @package _global_`"),
+    ],
+)
+def test_a_file_that_would_be_misread_is_refused(place, text, word, said):
+    path = Path("conf", f"{place}.yaml")
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    with pytest.raises(UserError, match=said):
+        _dispatch(["train", "--plan", "--config-dir", "conf", word])
+
+
+@pytest.mark.parametrize(
     ("line", "said"),
     [
         ("override /hydra/callbacks: spy", "Hydra's own groups"),
