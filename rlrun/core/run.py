@@ -409,7 +409,7 @@ class Run:
     def rescuing(self) -> Iterator[None]:
         try:
             yield
-        except (RunFailed, EnvError) as error:
+        except (RunFailed, EnvError, OSError) as error:
             self.rescued = self.rescue(error)
             raise
 

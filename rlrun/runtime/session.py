@@ -25,6 +25,7 @@ from rlrun.core.evaluation import Evaluated
 from rlrun.core.logs import LogConfig
 from rlrun.core.metrics import finite
 from rlrun.core.open_loop import FOLDER, Excerpt
+from rlrun.core.outputs import announce
 from rlrun.core.passwords import masked, whole
 from rlrun.core.restarts import Restarts
 from rlrun.core.run import Run
@@ -106,6 +107,10 @@ def run(
         warm()  # it imports while this process builds the run
     signals = Signals()
     signals.install()
+    announce(
+        "nobody reads this output any more, and the run goes on (Ctrl-C saves and ends it);"
+        f" {directory.path / 'progress.jsonl'} has its rows"
+    )
     again = Again(plan.restarts(), signals)
     try:
         while True:
@@ -220,8 +225,9 @@ class _Session:
                 job.failed("INTERRUPTED", f"{self.signals.stop.name} received; {caught}")
             else:
                 job.failed("FAILED", masked(explained(caught)))
-            if isinstance(caught, RunFailed | EnvError) and (saved := job.rescue(caught)) is not None:
-                print(f"  {saved}", flush=True)
+            if isinstance(caught, RunFailed | EnvError | OSError) and (saved := job.rescue(caught)) is not None:
+                with contextlib.suppress(OSError):  # in a Python program, nobody may read it any more
+                    print(f"  {saved}", flush=True)
             try:
                 return caught, self.again.checkpoint(caught, places, job.clock.env_steps)
             except RunFailed as too_often:

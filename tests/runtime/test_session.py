@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,10 @@ from rlrun.cli import _dispatch
 from rlrun.commands.train import start
 from rlrun.config.run import type_config
 from rlrun.config.types import load_yaml, save_yaml
+from rlrun.core.callbacks import Callback
 from rlrun.core.checkpoint import Checkpoints, verify
 from rlrun.core.errors import UserError
+from rlrun.core.outputs import go_on_unread
 from rlrun.runtime import session
 from rlrun.runtime.rundir import RunDir, checkpoints_of
 from rlrun.runtime.trained import load
@@ -602,6 +605,39 @@ def test_a_hang_in_the_runs_own_process_is_survived_or_ends_the_run(tmp_path, ca
     assert "Traceback" not in errors and "failed in step 30" in errors
     assert checkpoints_of(tmp_path / "fails").load()[1]["env_steps"] == steps > 0
     assert resume(tmp_path / "fails") == 0
+
+
+@pytest.mark.parametrize("command", [True, False], ids=["a command", "a Python program"])
+def test_a_run_whose_output_nobody_reads_any_more(tmp_path, monkeypatch, capfd, command):
+    """A command trains to its end. In a Python program, whose outputs stay its own, the run saves what it has learnt."""
+    reads, writes = os.pipe()
+
+    class Leaves(Callback):
+        def on_log(self, row):
+            if not self.gone:
+                os.close(reads)
+            self.gone = True
+
+        gone = False
+
+    words = ["env=CartPole-v1", "resources.inference=serial", "resources.exact=false", "checkpoint.every=null", "log_every_steps=100", "logger=[console]"]
+    monkeypatch.setattr(session, "make_callbacks", lambda *given: [Leaves()])
+    output = os.fdopen(writes, "w")
+    monkeypatch.setattr(sys, "stdout", output)
+    monkeypatch.setattr(sys, "stderr", output)
+    if command:
+        go_on_unread()
+        assert train(tmp_path, *words, "env_steps=400") == 0
+    else:
+        with pytest.raises(BrokenPipeError):  # by the words that say how the run ended
+            train(tmp_path, *words, "env_steps=400")
+    with suppress(BrokenPipeError):
+        output.close()
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    last = json.loads((tmp_path / "progress.jsonl").read_text().splitlines()[-1])
+    assert [int(name) for name in checkpoints_of(tmp_path).names()] == [summary["env_steps"]] == [last["env_steps"]]
+    assert summary["status"] == ("COMPLETED" if command else "FAILED") and (summary["env_steps"] >= 400) == command
+    assert capfd.readouterr().err.count(f"the run goes on (Ctrl-C saves and ends it); {tmp_path}") == command
 
 
 def test_what_a_diverged_learner_has_learnt_is_not_saved(tmp_path, capfd):
