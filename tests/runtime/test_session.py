@@ -1,5 +1,6 @@
 """Whole sessions: the files of a run, exact resume, damaged checkpoints, signals and stops."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -726,6 +727,11 @@ def test_a_run_without_a_checkpoint_says_what_can_be_done(tmp_path):
         RunDir.create(tmp_path / "run 1")
     with pytest.raises(UserError, match="ended before its first save"):
         resume(tmp_path / "run 1", "env_steps=400")
+    with (tmp_path / "run 1" / "run.lock").open("w") as lock:  # as another process holds it
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="still going on and has saved nothing yet; wait for its first checkpoint"):
+            load(tmp_path / "run 1")
+    (tmp_path / "run 1" / "run.lock").unlink()
     for words, said in (
         ("logger=[consol]", "There is no logger 'consol'. Did you mean console"),
         ("logger.mlflow.experiment=x", "no option logger.mlflow.experiment"),
