@@ -23,6 +23,7 @@ class _Output(io.FileIO):
     """stdout or stderr. It becomes /dev/null when nobody can read it any more. A full disk is still an error."""
 
     name_in_sys = ""
+    before: Any = None  # what it stands in for, which would close the file if nobody held it
 
     def write(self, data: Any) -> Any:
         try:
@@ -48,7 +49,7 @@ def go_on_unread() -> None:
         with contextlib.suppress(OSError):
             text.flush()
         raw = _Output(text.fileno(), "w", closefd=False)
-        raw.name_in_sys = name
+        raw.name_in_sys, raw.before = name, text
         buffer: Any = raw if isinstance(text.buffer, io.FileIO) else io.BufferedWriter(raw)  # as python -u made it
         made = io.TextIOWrapper(
             buffer,
