@@ -11,7 +11,7 @@ from typing import Any
 
 import gymnasium
 
-from rlrun.core.errors import UserError, closest
+from rlrun.core.errors import UserError, closest, told
 from rlrun.core.installing import install_line
 from rlrun.core.plugins import import_named
 
@@ -340,10 +340,12 @@ def _has_agents(name: str) -> bool:
         imported = import_named(module, f"env={name}")
     except ImportError:
         return False
-    except Exception:  # an id's family says what is wrong with its module
-        if is_id:
+    except Exception as error:
+        if is_id:  # an id's family says what is wrong with its module
             return False
-        raise
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"env={name}: importing {module} fails: {told(error)}") from None
     if part in gymnasium.registry:
         entry: Any = gymnasium.registry[part].entry_point
         if isinstance(entry, str) and entry.split(".")[0].split(":")[0] == module.split(".")[0]:
