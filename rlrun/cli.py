@@ -76,6 +76,8 @@ def _dispatch(words: list[str]) -> int:
         from rlrun.config.completion import complete
 
         return complete(words)
+    if words[:1] == ["help"] and len(words) == 2:
+        words = [words[1], "--help"]
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage())
         return 0

@@ -448,7 +448,8 @@ class Run:
             without = ", without its replay"
         if written is None:
             return None
-        return f"what it had learnt after {self.clock.env_steps} env steps is saved{without}: rlrun resume"
+        saved = f"what it had learnt after {self.clock.env_steps} env steps is saved{without}"
+        return f"{saved}: rlrun resume goes on from there"
 
     def _tensors(self, kept: bool = True) -> dict[str, dict]:
         """The parts of a checkpoint that torch.save writes."""

@@ -44,7 +44,7 @@ from rlrun.loggers.sinks import CLOSE_SEC, Sink, Sinks
 from rlrun.loggers.tensorboard import Hidden, TensorBoard, has_events
 from rlrun.machine.memory import keep_freed
 from rlrun.runtime.advice import ended_rates, notes
-from rlrun.runtime.afterwards import last_words
+from rlrun.runtime.afterwards import last_words, own_env_failed
 from rlrun.runtime.again import Again, Restored
 from rlrun.runtime.build import train
 from rlrun.runtime.given_weights import given_weights, other_functions
@@ -206,7 +206,8 @@ class _Session:
             self.mirroring.wait(hurried=hurried)
         if checkpoint is not None:
             return checkpoint
-        print(last_words(self.config, self.directory.path, job.ending, self.again.restarts.odd), flush=True)
+        odd = self.again.restarts.odd != "" or own_env_failed(self.config, job.status, job.reason)
+        print(last_words(self.config, self.directory.path, job.ending, odd), flush=True)
         if isinstance(error, KeyboardInterrupt):
             return job.exit_code or 130
         return 2 if isinstance(error, UserError) else job.exit_code
