@@ -213,7 +213,8 @@ def sweep(
         code = command.begin(words, flags)
     folder = Path(flags["--dir"])
     if code > 128:
-        raise KeyboardInterrupt(f"the sweep has saved its runs: rlrun sweep --resume {folder} goes on")
+        command = f"rlrun sweep --resume {shlex.quote(str(folder))}"
+        raise KeyboardInterrupt(f"the sweep has saved its runs: {command} goes on")
     made: list[Row] = json.loads((folder / "outcomes.json").read_text())
     return [{**one, "run_dir": folder / one["run_dir"]} for one in made]
 

@@ -17,6 +17,7 @@ from typing import Any
 from rlrun.commands import COMMANDS
 from rlrun.core.errors import TRACEBACK, Notice, UserError, closest, explained, show_tracebacks
 from rlrun.core.numbers import number
+from rlrun.core.outputs import go_on_unread
 from rlrun.core.passwords import masked
 from rlrun.core.plugins import TRUST, allow, modules_in, only_installed
 
@@ -51,6 +52,7 @@ def main() -> None:
     """Runs the command. Exit codes: 0 done, 1 the run failed, 2 bad input, 130 or 143 interrupted."""
     with contextlib.suppress(ValueError, OSError):  # stderr may be closed
         faulthandler.enable()  # an environment that crashes in this process is named at least
+    go_on_unread()
     with_line = warnings.formatwarning
     warnings.formatwarning = lambda said, kind, *place: (
         f"warning: {said}\n" if issubclass(kind, Notice) else with_line(said, kind, *place)
@@ -64,9 +66,6 @@ def main() -> None:
     except KeyboardInterrupt:
         print("rlrun: interrupted", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:  # for example `rlrun list envs | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(0)
     except Exception as error:
         print(f"rlrun: {printable(explained(error))}", file=sys.stderr)
         sys.exit(2 if isinstance(error, UserError) else 1)
@@ -77,6 +76,8 @@ def _dispatch(words: list[str]) -> int:
         from rlrun.config.completion import complete
 
         return complete(words)
+    if words[:1] == ["help"] and len(words) == 2:
+        words = [words[1], "--help"]
     if not words or words[0] in ("-h", "--help", "help"):
         print(usage())
         return 0

@@ -28,7 +28,7 @@ def show(words: list[str]) -> int:
     given = dict(word.split("=", 1) for word in words if "=" in word and not word.startswith("-"))
     algo = given.get("algo") or given.get("tuned", "").split("/")[0]
     if algo and algo not in options("algo"):
-        raise UserError(f"There is no algorithm {algo!r}.{closest(algo, options('algo'))}")
+        raise UserError(f"There is no algorithm {algo!r}.{closest(algo, options('algo'))} rlrun list algos shows all.")
     print(HEAD)
     for group, names in groups():
         print(textwrap.fill(f"  {group}={', '.join(names)}", 118, subsequent_indent=" " * (len(group) + 3)))

@@ -105,7 +105,7 @@ def make_callbacks(names: Sequence[str], kind: type[Kind]) -> list[Kind]:
             try:
                 made.append(own())
             except Exception as error:  # the class is the user's code
-                raise UserError(f"callbacks={name} cannot be made: {type(error).__name__}: {error}") from None
+                raise UserError(f"callbacks={name} cannot be made: {told(error, __file__)}") from None
     return made
 
 

@@ -28,6 +28,7 @@ import torch
 
 from rlrun.core.errors import Notice, RunFailed, UserError
 from rlrun.core.numbers import whole_number
+from rlrun.core.run_lock import held, holder
 
 FORMAT = 1
 PARTS = ("policy", "algorithm", "sampler")  # the tensors of every run
@@ -345,6 +346,16 @@ class Checkpoints:
                 for file in files:
                     file.unlink()
 
+    def _why_none(self) -> str:
+        """Says why there is no checkpoint, and what can be done. A run that is resumed holds its own lock."""
+        run_dir = self.directory.parent
+        if held(run_dir) and not holder(run_dir).startswith(f"process {os.getpid()} "):
+            return (
+                "the run is still going on and has saved nothing yet; wait for its first checkpoint, which comes after"
+                " a minute unless checkpoint.first_sec says otherwise"
+            )
+        return "the run ended before its first save; start anew in another run_dir, or remove it"
+
     def load(self, name: str | int | None = None, parts: tuple[str, ...] = PARTS) -> tuple[dict[str, dict], dict]:
         """(tensors by part, run.json) of the named checkpoint, by default the last one. Raises UserError if there is
         none of that name, such as no best one yet, or if it is damaged."""
@@ -353,10 +364,7 @@ class Checkpoints:
         name = None if name is None else str(name)
         names = self.names()
         if not names:
-            raise UserError(
-                f"{self.directory} holds no checkpoint: the run ended before its first save; "
-                "start anew in another run_dir, or remove it"
-            )
+            raise UserError(f"{self.directory} holds no checkpoint: {self._why_none()}")
         if name in ("best", "last"):
             best = self.best() if name == "best" else None
             if name == "best" and best is None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from rlrun.core.errors import RunFailed, UserError
+from rlrun.core.errors import RunFailed, UserError, told
 from rlrun.core.plugins import load_object
 from rlrun.core.policy import Policy
 from rlrun.core.schedule import Clock
@@ -84,7 +84,7 @@ def make_evaluation(name: str) -> Evaluation:
     try:
         return kind()
     except Exception as error:  # the class is the user's code
-        raise UserError(f"eval.function={name} cannot be made: {type(error).__name__}: {error}") from None
+        raise UserError(f"eval.function={name} cannot be made: {told(error, __file__)}") from None
 
 
 def own_numbers(evaluation: Evaluation, games: Games) -> dict[str, float]:
@@ -92,12 +92,12 @@ def own_numbers(evaluation: Evaluation, games: Games) -> dict[str, float]:
     kind = type(evaluation)
     named = f"eval.function={kind.__module__}:{kind.__qualname__}"
     try:
-        told = evaluation.evaluate(games)
+        numbers = evaluation.evaluate(games)
     except Exception as error:  # it is the user's code
-        raise RunFailed(f"{named} failed: {type(error).__name__}: {error}") from error
+        raise RunFailed(f"{named} failed: {told(error, __file__)}") from error
     try:
-        made = {str(name): float(value) for name, value in told.items()}
+        made = {str(name): float(value) for name, value in numbers.items()}
         made["return_mean"]
     except (AttributeError, TypeError, ValueError, KeyError):
-        raise RunFailed(f"{named} returned {told!r}, and not numbers by name with return_mean among them") from None
+        raise RunFailed(f"{named} returned {numbers!r}, and not numbers by name with return_mean among them") from None
     return made

@@ -26,7 +26,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
-from rlrun.core.errors import UserError, closest
+from rlrun.core.errors import UserError, closest, told
 
 TRUST = "--trust"
 MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
@@ -108,7 +108,7 @@ def load_object(name: str, option: str, base: type | tuple[type, ...] | None = N
     except ImportError as error:
         raise UserError(f"{option}={name}: cannot import {module}: {error}") from None
     except Exception as error:  # the user's own module may raise anything
-        raise UserError(f"{option}={name}: importing {module} fails: {type(error).__name__}: {error}") from None
+        raise UserError(f"{option}={name}: importing {module} fails: {told(error, __file__)}") from None
     try:
         for part in attribute.split("."):
             made = getattr(made, part)

@@ -410,7 +410,7 @@ class Run:
     def rescuing(self) -> Iterator[None]:
         try:
             yield
-        except (RunFailed, EnvError) as error:
+        except (RunFailed, EnvError, OSError) as error:
             self.rescued = self.rescue(error)
             raise
 
@@ -449,7 +449,8 @@ class Run:
             without = ", without its replay"
         if written is None:
             return None
-        return f"what it had learnt after {self.clock.env_steps} env steps is saved{without}: rlrun resume"
+        saved = f"what it had learnt after {self.clock.env_steps} env steps is saved{without}"
+        return f"{saved}: rlrun resume goes on from there"
 
     def _tensors(self, kept: bool = True) -> dict[str, dict]:
         """The parts of a checkpoint that torch.save writes."""

@@ -8,6 +8,8 @@ import threading
 import time
 from types import FrameType
 
+from rlrun.core.outputs import to_nowhere
+
 # A process whose parent dies is told so once for each of the parent's threads, a moment apart. Nobody asks twice so
 # soon.
 SAME_SEC = 1.0
@@ -53,10 +55,8 @@ class Signals:
 
     def _on_hangup(self, number: int, frame: FrameType | None) -> None:
         """Stops, and writes no more to the terminal, which is gone: that would raise an error."""
-        nowhere = os.open(os.devnull, os.O_WRONLY)
         for output in self.terminals:
-            os.dup2(nowhere, output)
-        os.close(nowhere)
+            to_nowhere(output)
         self._on_stop(number, frame)
 
     def _on_save(self, number: int, frame: FrameType | None) -> None:

@@ -27,6 +27,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from rlrun.core.awake import awake, patiently
 from rlrun.core.errors import Diverged, Notice, ProcessLost, RunFailed, explained
+from rlrun.core.outputs import go_on_unread
 from rlrun.core.pulse import Limits
 from rlrun.core.variables import variables
 from rlrun.machine.memory import keep_freed
@@ -135,6 +136,7 @@ def _bootstrap(
     for number in DECIDED:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, DECIDED)
+    go_on_unread()
     keep_freed()
     import numpy as np
     import torch

@@ -16,7 +16,7 @@ import gymnasium
 import numpy as np
 
 from rlrun.core.conditions import EACH_AGENT, REWARDS, OnlyFor
-from rlrun.core.errors import UserError
+from rlrun.core.errors import UserError, told
 from rlrun.core.plugins import import_named, load_object
 from rlrun.core.ranges import Count
 from rlrun.envs.games import GAMES, Together
@@ -151,8 +151,8 @@ class TurnsGame(ParallelGame):
             going = [agent for agent in there if agent in env.agents and not (terminated[agent] or truncated[agent])]
             ended = [agent for agent in going if self._has_ended(agent)]
             obs |= self._seen(ended)
-            for ends, told in ((terminated, env.terminations), (truncated, env.truncations)):
-                ends |= {agent: told.get(agent, False) for agent in ended}
+            for ends, ended_by in ((terminated, env.terminations), (truncated, env.truncations)):
+                ends |= {agent: ended_by.get(agent, False) for agent in ended}
         self.present = tuple(env.agents)
         lost = [a for a in there if a not in self.present and not (terminated[a] or truncated[a])]
         for ends in (terminated, truncated):
@@ -275,7 +275,7 @@ def make_game(cfg: AgentsConfig, render: bool = False) -> ParallelGame | TupleGa
     except UserError:
         raise
     except Exception as error:  # the user's own constructor may raise anything
-        raise UserError(f"env={cfg.name} cannot be made: {type(error).__name__}: {error}") from None
+        raise UserError(f"env={cfg.name} cannot be made: {told(error, __file__)}") from None
     if hasattr(made, "possible_agents"):
         return (
             TurnsGame(made) if hasattr(made, "agent_selection") or hasattr(made, "agent_iter") else ParallelGame(made)

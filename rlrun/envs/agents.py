@@ -60,7 +60,7 @@ def make_spec(cfg: AgentsConfig) -> AgentsSpec:
         try:
             _, infos = game.reset(seed=0)
         except Exception as error:  # the user's own
-            raise UserError(f"env={cfg.name} fails in reset: {type(error).__name__}: {error}") from None
+            raise UserError(f"env={cfg.name} fails in reset: {told(error, __file__)}") from None
         told_in_info = tuple(agent for agent, info in infos.items() if isinstance(info, Mapping) and MASK in info)
         if told_in_info and game.turns:  # of the others, when their turn comes
             told_in_info = tuple(game.agents)

@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rlrun.core.conditions import REWARDS, OnlyFor, OnlyWith
-from rlrun.core.errors import UserError, closest
+from rlrun.core.errors import UserError, closest, told
 from rlrun.core.installing import install_line
 from rlrun.core.plugins import import_named, load_object
 from rlrun.core.ranges import Count
@@ -219,14 +219,14 @@ def _made(cfg: SingleConfig, make: Callable[[], Any], how: str = "") -> Any:
     except Exception as error:  # the user's own constructor may raise anything
         if isinstance(error, gymnasium.error.DependencyNotInstalled | ImportError):
             check_present("gym", cfg.name)  # names rlrun's extra; a tuned file's env was not looked at before
-        raise UserError(f"env={cfg.name} cannot be made{how}: {type(error).__name__}: {error}") from None
+        raise UserError(f"env={cfg.name} cannot be made{how}: {told(error, __file__)}") from None
 
 
 def _first(env: gymnasium.Env, name: str) -> Any:
     try:
         return env.reset(seed=0)[0]
     except Exception as error:  # the user's own
-        raise UserError(f"env={name} fails in reset: {type(error).__name__}: {error}") from None
+        raise UserError(f"env={name} fails in reset: {told(error, __file__)}") from None
 
 
 def _check_drawing(env: gymnasium.Env, name: str) -> None:
@@ -250,7 +250,7 @@ def make_one(cfg: SingleConfig, render: bool = False) -> gymnasium.Env:
         try:
             wrapped = wrap(env, **options)
         except Exception as error:  # the user's own constructor may raise anything
-            raise UserError(f"env.wrappers={name} cannot be made: {type(error).__name__}: {error}") from None
+            raise UserError(f"env.wrappers={name} cannot be made: {told(error, __file__)}") from None
         if not isinstance(wrapped, gymnasium.Env):
             raise UserError(f"env.wrappers={name} makes {type(wrapped).__name__}, which is not a gymnasium.Env")
         env = wrapped

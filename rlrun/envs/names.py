@@ -11,7 +11,7 @@ from typing import Any
 
 import gymnasium
 
-from rlrun.core.errors import UserError, closest
+from rlrun.core.errors import UserError, closest, told
 from rlrun.core.installing import install_line
 from rlrun.core.plugins import import_named
 
@@ -234,6 +234,7 @@ def family_of(name: str, family: str | None = None, needed: bool = True) -> tupl
     needed package is missing."""
     if family is not None and family not in FAMILIES:
         raise UserError(f"env.family must be one of {', '.join(FAMILIES)}, not {family!r}")
+    refuse_file(name)
     prefix, slash, rest = name.partition("/")
     if slash and prefix in PREFIXES and name not in _registered():
         return _prefixed(prefix, rest, name, family, needed)
@@ -263,6 +264,19 @@ def family_of(name: str, family: str | None = None, needed: bool = True) -> tupl
         f"There is no env {name!r}.{closest(name, [*names(), *own_names()])} (rlrun list envs shows all; your own:"
         " env=my_package:MyEnv-v0)"
     )
+
+
+def refuse_file(name: str) -> None:
+    """Raises UserError with the right name where env= names a Python file, as in my_env.py:MyEnv or my_env.MyEnv."""
+    found = re.fullmatch(r"(?:.*/)?(\w+)(\.py:|\.)(\w+)", name)
+    if found is None:
+        return
+    module, between, part = found.groups()
+    if between == ".py:" or (Path(f"{module}.py").is_file() and name not in gymnasium.registry):
+        raise UserError(
+            f"env={name}: {part} of a file {module}.py is named env={module}:{part}, and the file has to be in the"
+            " current folder or on PYTHONPATH"
+        )
 
 
 def _both(known: dict[str, str], name: str) -> list[str]:
@@ -340,10 +354,12 @@ def _has_agents(name: str) -> bool:
         imported = import_named(module, f"env={name}")
     except ImportError:
         return False
-    except Exception:  # an id's family says what is wrong with its module
-        if is_id:
+    except Exception as error:
+        if is_id:  # an id's family says what is wrong with its module
             return False
-        raise
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"env={name}: importing {module} fails: {told(error)}") from None
     if part in gymnasium.registry:
         entry: Any = gymnasium.registry[part].entry_point
         if isinstance(entry, str) and entry.split(".")[0].split(":")[0] == module.split(".")[0]:

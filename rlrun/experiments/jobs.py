@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rlrun.config.words import quoted
-from rlrun.core.errors import RunFailed, UserError
+from rlrun.core.errors import UserError
+from rlrun.core.outputs import announce
 from rlrun.core.run_lock import held, holder
 from rlrun.experiments.job_parent import PARENT
 from rlrun.experiments.outcomes import (
@@ -182,6 +183,7 @@ class Pool:
 
     def run(self, supply: Supply) -> list[Outcome]:
         before = self._listen()
+        announce("nobody reads this output any more, and the jobs go on; Ctrl-C lets them save and ends them")
         try:
             while True:
                 for one in list(self.running):
@@ -192,10 +194,6 @@ class Pool:
                     break
                 self.view.show(self.outcomes)
                 time.sleep(POLL_SEC)
-        except BrokenPipeError:  # as in `rlrun sweep ... | head`
-            self._end()
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            raise RunFailed("nobody reads this output any more, so the jobs were asked to save and to end") from None
         except BaseException:  # a full disk, for example, is no reason to lose what the jobs have learnt
             self._end()
             raise

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -166,7 +167,7 @@ class Parent:
             why = (str(error).splitlines() or [""])[0]
             print(
                 f"  mlflow: {type(error).__name__}: {masked(why)}; the jobs log there without a parent run until"
-                f" rlrun sync {folder} sends it",
+                f" rlrun sync {shlex.quote(str(folder))} sends it",
                 flush=True,
             )
             self.client = None

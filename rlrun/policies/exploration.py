@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rlrun.core.batch import Batch, allocate, at, fragment_layout
 from rlrun.core.conditions import EXPERIENCE, SEVERAL_ENVS, OnlyFor, OnlyWith
-from rlrun.core.errors import UserError, closest
+from rlrun.core.errors import UserError, closest, told
 from rlrun.core.plugins import is_path, load_object
 from rlrun.core.policy import Act, Mode, Policy
 from rlrun.core.ranges import NotNegative, Positive, PositiveShare, PositiveShareBelowOne, Range, Share
@@ -313,7 +313,7 @@ def load_exploration(name: str, spec: EnvSpec, kwargs: Mapping[str, Any], option
     try:
         return kind(spec, **kwargs)
     except Exception as error:  # the user's own code may raise anything
-        raise UserError(f"{option}={name} cannot be made: {type(error).__name__}: {error}") from None
+        raise UserError(f"{option}={name} cannot be made: {told(error, __file__)}") from None
 
 
 def check_exploration(policy: Policy, spec: EnvSpec, record: tuple[str, ...]) -> None:
@@ -337,7 +337,7 @@ def check_exploration(policy: Policy, spec: EnvSpec, record: tuple[str, ...]) ->
     except UserError:
         raise
     except Exception as error:  # the user's own code may raise anything
-        raise UserError(f"{named} fails for {spec.name}: {type(error).__name__}: {error}") from None
+        raise UserError(f"{named} fails for {spec.name}: {told(error, __file__)}") from None
     if made != wanted:
         raise UserError(f"{named} chooses {made} for {count} observations of {spec.name}, and not {wanted}")
     if after != kept:

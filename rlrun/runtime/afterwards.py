@@ -12,17 +12,23 @@ from rlrun.runtime.advice import ended_rates
 from rlrun.runtime.rundir import checkpoints_of
 
 
-def last_words(config: Typed, path: Path, ending: str, odd: str = "") -> str:
+def last_words(config: Typed, path: Path, ending: str, odd: bool = False) -> str:
     """The last lines of a run; the very last one is its directory, for scripts.
 
-    ending: COMPLETED, REACHED (stop.return_mean), STOPPED, INTERRUPTED or FAILED. odd: what was found wrong with the
-    environment."""
+    ending: COMPLETED, REACHED (stop.return_mean), STOPPED, INTERRUPTED or FAILED. odd: whether something is wrong
+    with the environment."""
     steps = [f"  {what:<19} {command}" for what, command in next_steps(config, path, ending)]
     if odd:
         asked = [f" env.{name}=..." for name in ("kwargs", "wrappers") if getattr(config.env, name, ())]
         command = f"{typed_as()} check-env {shlex.quote(config.env.name)}{''.join(asked)}"
         steps.insert(0, f"  {'mend its env first':<19} {command}")
     return "\n".join([*steps, str(path)])
+
+
+def own_env_failed(config: Typed, status: str, reason: str) -> bool:
+    """Whether an environment of the user's own ended the run."""
+    name = config.env.name
+    return status == "FAILED" and ":" in name and f"{name}, env" in reason  # EnvError begins so
 
 
 def next_steps(config: Typed, path: Path, ending: str) -> list[tuple[str, str]]:

@@ -25,6 +25,7 @@ from rlrun.core.evaluation import Evaluated
 from rlrun.core.logs import LogConfig
 from rlrun.core.metrics import finite
 from rlrun.core.open_loop import FOLDER, Excerpt
+from rlrun.core.outputs import announce
 from rlrun.core.passwords import masked, whole
 from rlrun.core.restarts import Restarts
 from rlrun.core.run import Run
@@ -43,7 +44,7 @@ from rlrun.loggers.sinks import CLOSE_SEC, Sink, Sinks
 from rlrun.loggers.tensorboard import Hidden, TensorBoard, has_events
 from rlrun.machine.memory import keep_freed
 from rlrun.runtime.advice import ended_rates, notes
-from rlrun.runtime.afterwards import last_words
+from rlrun.runtime.afterwards import last_words, own_env_failed
 from rlrun.runtime.again import Again, Restored
 from rlrun.runtime.build import train
 from rlrun.runtime.given_weights import given_weights, other_functions
@@ -106,6 +107,10 @@ def run(
         warm()  # it imports while this process builds the run
     signals = Signals()
     signals.install()
+    announce(
+        "nobody reads this output any more, and the run goes on (Ctrl-C saves and ends it);"
+        f" {directory.path / 'progress.jsonl'} has its rows"
+    )
     again = Again(plan.restarts(), signals)
     try:
         while True:
@@ -203,7 +208,8 @@ class _Session:
             self.mirroring.wait(hurried=hurried)
         if checkpoint is not None:
             return checkpoint
-        print(last_words(self.config, self.directory.path, job.ending, self.again.restarts.odd), flush=True)
+        odd = self.again.restarts.odd != "" or own_env_failed(self.config, job.status, job.reason)
+        print(last_words(self.config, self.directory.path, job.ending, odd), flush=True)
         if isinstance(error, KeyboardInterrupt):
             return job.exit_code or 130
         return 2 if isinstance(error, UserError) else job.exit_code
@@ -222,8 +228,9 @@ class _Session:
                 job.failed("INTERRUPTED", f"{self.signals.stop.name} received; {caught}")
             else:
                 job.failed("FAILED", masked(explained(caught)))
-            if isinstance(caught, RunFailed | EnvError) and (saved := job.rescue(caught)) is not None:
-                print(f"  {saved}", flush=True)
+            if isinstance(caught, RunFailed | EnvError | OSError) and (saved := job.rescue(caught)) is not None:
+                with contextlib.suppress(OSError):  # in a Python program, nobody may read it any more
+                    print(f"  {saved}", flush=True)
             try:
                 return caught, self.again.checkpoint(caught, places, job.clock.env_steps, job.wall_sec)
             except RunFailed as too_often:

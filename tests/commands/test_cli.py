@@ -16,6 +16,7 @@ from rlrun.config.hydra_errors import known_keys
 from rlrun.config.paths import package
 from rlrun.config.types import parse_assignments
 from rlrun.core.errors import UserError
+from rlrun.envs.names import family_of
 
 PONG = ["train", "algo=impala", "env=Pong"]
 CARTPOLE = ["train", "algo=impala", "env=CartPole-v1"]
@@ -25,6 +26,10 @@ BAD = [
     (["train", "algo=impala", "env=CartPol-v1"], "CartPole-v1"),
     (["train", "algo=impala", "env=no_such_package:Env-v0"], "cannot import no_such_package"),
     (["train", "algo=impla", "env=Pong"], "Did you mean impala"),
+    (["train", "algo=nosuch", "--help"], "There is no algorithm 'nosuch'. rlrun list algos shows all."),
+    (["help", "nosuch"], "There is no command 'nosuch'."),
+    (["train", "algo=pg", "env=my_env.py:MyEnv"], "MyEnv of a file my_env.py is named env=my_env:MyEnv, and the file"),
+    (["train", "algo=pg", "env=./my_env.py:MyEnv"], "MyEnv of a file my_env.py is named env=my_env:MyEnv, and the file"),
     (["train", "env=Pong"], "algo= is missing"),
     (["train", "algo=impala"], "env= is missing"),
     ([*PONG, "algo.lrr=1"], "no option algo.lrr. Did you mean algo.lr"),
@@ -260,6 +265,19 @@ def test_help_has_the_comments_and_only_the_options_of_the_chosen_algorithm(caps
     assert "target_entropy" not in out and "max_episode_steps" in out
     with pytest.raises(UserError, match="Did you mean impala"):
         cli._dispatch(["train", "algo=impla", "--help"])
+    assert cli._dispatch(["help", "report"]) == 0
+    assert capsys.readouterr().out.startswith("rlrun report ")
+
+
+def test_a_file_that_is_named_with_a_dot_is_named_rightly(tmp_path, monkeypatch):
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    with pytest.raises(UserError, match=r"There is no env 'my_env\.MyEnv'"):
+        family_of("my_env.MyEnv")
+    (folder / "my_env.py").touch()
+    with pytest.raises(UserError, match=r"MyEnv of a file my_env\.py is named env=my_env:MyEnv"):
+        family_of("my_env.MyEnv")
 
 
 def test_cfg_prints_the_config(capsys):

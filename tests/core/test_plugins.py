@@ -161,7 +161,7 @@ def test_the_same_run_again(tmp_path):
     (["env.wrappers=[3]"], "wrappers are package.module:Name"),
     (["callbacks=[my_rl.models:Positions]"], "no subclass of rlrun.Callback or rlrun.EnvCallback"),
     (["init=nowhere"], "init=nowhere is neither a run directory"),
-    (["callbacks=[my_rl.broken:Unmade]"], "callbacks=my_rl.broken:Unmade cannot be made: ValueError: no"),
+    (["callbacks=[my_rl.broken:Unmade]"], "/my_rl/broken.py, line 13)"),
     (["callbacks=[my_rl.broken:Misspelt]"], "has a method on_epsiode, which nothing calls. Did you mean on_episode"),
     (["eval.function=my_rl.broken:Nothing", "eval.every=100"], "eval.function=my_rl.broken:Nothing has no method evaluate(games)"),
     (["env.kwargs={lenght:3}"], "unexpected keyword argument 'lenght'"),
@@ -332,3 +332,34 @@ def test_a_run_keeps_the_layout_that_was_decided(tmp_path):
     assert wiring.plan.settings() == {
         key: resources[key] for key in ("inference", "num_learners", "num_samplers", "envs_per_sampler")
     }
+
+
+@pytest.mark.parametrize("option, name, said, line", [
+    ("env", "my_env:NoTable", "env=my_env:NoTable cannot be made: FileNotFoundError: ", 6),
+    ("env.wrappers", "[my_env:NoWrap]", "env.wrappers=my_env:NoWrap cannot be made: ZeroDivisionError: ", 10),
+    ("env", "my_mistake:Env", "env=my_mistake:Env: importing my_mistake fails: NameError: name 'nothing' is not defined", 2),
+    ("callbacks", "[my_mistake:Env]", "callbacks=my_mistake:Env: importing my_mistake fails: NameError: ", 2),
+    ("env", "my_typo:Env", "env=my_typo:Env: importing my_typo fails: SyntaxError: ", 1),
+])  # fmt: skip
+def test_mistakes_in_a_module_of_the_users_own_are_told_with_their_line(tmp_path, monkeypatch, option, name, said, line):
+    (tmp_path / "my_env.py").write_text(BROKEN)
+    (tmp_path / "my_mistake.py").write_text("import math\nmath.pi + nothing\n")
+    (tmp_path / "my_typo.py").write_text("def\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError) as caught:
+        _dispatch(["train", "algo=pg", "env=CartPole-v1", f"{option}={name}", f"run_dir={tmp_path / 'run'}"])
+    words = str(caught.value)
+    assert words.startswith(said) and words.endswith(f".py, line {line})") and words.count(", line ") == 1
+
+
+BROKEN = """
+import gymnasium
+from gymnasium.envs.classic_control import CartPoleEnv
+class NoTable(CartPoleEnv):
+    def __init__(self):
+        open("table.csv")
+        super().__init__()
+class NoWrap(gymnasium.Wrapper):
+    def __init__(self, env):
+        super().__init__(env, 1 / 0)
+"""

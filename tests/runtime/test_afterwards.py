@@ -47,6 +47,24 @@ def test_without_a_checkpoint_nothing_is_next(tmp_path):
     assert words(tmp_path, "FAILED").splitlines() == [str(tmp_path)]
 
 
+@pytest.mark.parametrize("inference", ["serial", "local"])
+def test_an_env_of_ones_own_that_ends_the_run_is_to_be_checked(tmp_path, capsys, monkeypatch, inference):
+    """Its step() is of Gym before 0.26, and a line of Gymnasium's own is what fails."""
+    (tmp_path / "my_old.py").write_text(OLD)
+    monkeypatch.syspath_prepend(tmp_path)
+    small = [f"resources.inference={inference}", "resources.restarts=0", "logger=[]", f"run_dir={tmp_path / 'run'}"]
+    assert _dispatch(["train", "algo=pg", "env=my_old:Old", *small, *(["resources.num_samplers=1"] * (inference == "local"))]) == 1
+    assert f"mend its env first  {typed_as()} check-env my_old:Old" in capsys.readouterr().out
+
+
+OLD = """
+from gymnasium.envs.classic_control import CartPoleEnv
+class Old(CartPoleEnv):
+    def step(self, action):
+        return super().step(action)[:4]
+"""
+
+
 @pytest.mark.parametrize(("goal", "ending"), [("stop.return_mean=1", "REACHED"), ("stop.wall_sec=0.001", "STOPPED")])
 def test_a_goal_is_reached_and_other_stops_are_not(tmp_path, capsys, goal, ending):
     small = ["resources=debug", "logger=[]", "env_steps=20000", "episode_window=2", f"run_dir={tmp_path / 'run'}"]

@@ -1,5 +1,6 @@
 """Whole sessions: the files of a run, exact resume, damaged checkpoints, signals and stops."""
 
+import fcntl
 import hashlib
 import json
 import os
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +24,10 @@ from rlrun.cli import _dispatch
 from rlrun.commands.train import start
 from rlrun.config.run import type_config
 from rlrun.config.types import load_yaml, save_yaml
+from rlrun.core.callbacks import Callback
 from rlrun.core.checkpoint import Checkpoints, verify
 from rlrun.core.errors import UserError
+from rlrun.core.outputs import go_on_unread
 from rlrun.runtime import session
 from rlrun.runtime.rundir import RunDir, checkpoints_of
 from rlrun.runtime.trained import load
@@ -604,6 +608,39 @@ def test_a_hang_in_the_runs_own_process_is_survived_or_ends_the_run(tmp_path, ca
     assert resume(tmp_path / "fails") == 0
 
 
+@pytest.mark.parametrize("command", [True, False], ids=["a command", "a Python program"])
+def test_a_run_whose_output_nobody_reads_any_more(tmp_path, monkeypatch, capfd, command):
+    """A command trains to its end. In a Python program, whose outputs stay its own, the run saves what it has learnt."""
+    reads, writes = os.pipe()
+
+    class Leaves(Callback):
+        def on_log(self, row):
+            if not self.gone:
+                os.close(reads)
+            self.gone = True
+
+        gone = False
+
+    words = ["env=CartPole-v1", "resources.inference=serial", "resources.exact=false", "checkpoint.every=null", "log_every_steps=100", "logger=[console]"]
+    monkeypatch.setattr(session, "make_callbacks", lambda *given: [Leaves()])
+    output = os.fdopen(writes, "w")
+    monkeypatch.setattr(sys, "stdout", output)
+    monkeypatch.setattr(sys, "stderr", output)
+    if command:
+        go_on_unread()
+        assert train(tmp_path, *words, "env_steps=400") == 0
+    else:
+        with pytest.raises(BrokenPipeError):  # by the words that say how the run ended
+            train(tmp_path, *words, "env_steps=400")
+    with suppress(BrokenPipeError):
+        output.close()
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    last = json.loads((tmp_path / "progress.jsonl").read_text().splitlines()[-1])
+    assert [int(name) for name in checkpoints_of(tmp_path).names()] == [summary["env_steps"]] == [last["env_steps"]]
+    assert summary["status"] == ("COMPLETED" if command else "FAILED") and (summary["env_steps"] >= 400) == command
+    assert capfd.readouterr().err.count(f"the run goes on (Ctrl-C saves and ends it); {tmp_path}") == command
+
+
 def test_what_a_diverged_learner_has_learnt_is_not_saved(tmp_path, capfd):
     """Its last checkpoint is better, and would rotate out after a few tries to resume."""
     words = ["algo=ppo", "env=CartPole-v1", "algo.lr=1e30", "checkpoint.every=null", "resources.inference=serial", "logger=[]"]
@@ -690,6 +727,11 @@ def test_a_run_without_a_checkpoint_says_what_can_be_done(tmp_path):
         RunDir.create(tmp_path / "run 1")
     with pytest.raises(UserError, match="ended before its first save"):
         resume(tmp_path / "run 1", "env_steps=400")
+    with (tmp_path / "run 1" / "run.lock").open("w") as lock:  # as another process holds it
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="still going on and has saved nothing yet; wait for its first checkpoint"):
+            load(tmp_path / "run 1")
+    (tmp_path / "run 1" / "run.lock").unlink()
     for words, said in (
         ("logger=[consol]", "There is no logger 'consol'. Did you mean console"),
         ("logger.mlflow.experiment=x", "no option logger.mlflow.experiment"),

@@ -1,0 +1,74 @@
+"""Outputs that nobody reads any more, as in `rlrun train ... | head`, and terminals that are gone. A command goes on
+without them to its end, because a run that trains for hours is worth more than its words."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import sys
+from typing import Any
+
+LOST = (errno.EPIPE, errno.EIO)  # errors of an output that nobody will ever read again: of a pipe, of a terminal
+
+
+class _Announced:
+    """What is said on stderr when nobody reads stdout any more; an empty text says nothing."""
+
+    text = ""
+
+
+class _Output(io.FileIO):
+    """stdout or stderr. It becomes /dev/null when nobody can read it any more. A full disk is still an error."""
+
+    name_in_sys = ""
+    before: Any = None  # what it stands in for, which would close the file if nobody held it
+
+    def write(self, data: Any) -> Any:
+        try:
+            return super().write(data)
+        except OSError as error:
+            if error.errno not in LOST:
+                raise
+            to_nowhere(self.fileno())
+            if self.name_in_sys == "stdout" and _Announced.text:
+                with contextlib.suppress(OSError):  # stderr may be lost too
+                    os.write(2, f"rlrun: {_Announced.text}\n".encode())
+            return len(data)
+
+
+def go_on_unread() -> None:
+    """From now on, what this process prints is left out where nobody reads it any more, and raises no error.
+
+    Something else that stands in the place of sys.stdout or sys.stderr, such as a test's, stays."""
+    for name in ("stdout", "stderr"):
+        text = getattr(sys, name)
+        if type(text) is not io.TextIOWrapper or type(getattr(text.buffer, "raw", text.buffer)) is not io.FileIO:
+            continue
+        with contextlib.suppress(OSError):
+            text.flush()
+        raw = _Output(text.fileno(), "w", closefd=False)
+        raw.name_in_sys, raw.before = name, text
+        buffer: Any = raw if isinstance(text.buffer, io.FileIO) else io.BufferedWriter(raw)  # as python -u made it
+        made = io.TextIOWrapper(
+            buffer,
+            encoding=text.encoding,
+            errors=text.errors,
+            newline="\n",
+            line_buffering=text.line_buffering,
+            write_through=text.write_through,
+        )
+        setattr(sys, name, made)
+
+
+def announce(text: str) -> None:
+    """Sets what is said on stderr when nobody reads stdout any more."""
+    _Announced.text = text
+
+
+def to_nowhere(output: int) -> None:
+    """Puts /dev/null in the place of an output, for this process and the programs that it starts from now on."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, output)
+    os.close(nowhere)
