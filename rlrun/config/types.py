@@ -267,8 +267,9 @@ def check_numbers(text: str, place: Path | str) -> None:
     """Raises UserError for a number that YAML 1.1 reads as another one than most people: 010 as 8, and 1:30 as 90."""
     for event in yaml.parse(text, yaml.SafeLoader):
         if isinstance(event, yaml.ScalarEvent) and event.implicit[0] and ODD_NUMBER.fullmatch(event.value):
+            line = 0 if event.start_mark is None else event.start_mark.line
             raise UserError(
-                f"{place}: YAML reads {event.value} in line {event.start_mark.line + 1} as another number; write it"
+                f"{place}: YAML reads {event.value} in line {line + 1} as another number; write it"
                 " without zeros in front and without colons, or in quotes if it is a text"
             )
 
@@ -290,7 +291,7 @@ def parse_assignments(words: list[str]) -> dict[str, Any]:
     numbers with zeros in front as decimal ones.
 
     Raises UserError for a word without `=`, without a value, or with one that is not YAML."""
-    made = {}
+    made: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key:

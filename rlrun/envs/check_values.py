@@ -113,7 +113,8 @@ def _check_box(report: Findings, box: spaces.Box, where: str, action: bool, owne
                 "give the largest values that make sense, for example Box(-1, 1, shape), and scale them in step()",
             )
     if action and box.dtype.kind in "iu" and box.dtype.itemsize >= 4:
-        free = (high == np.iinfo(box.dtype).max) | ((low == np.iinfo(box.dtype).min) & (low < 0))
+        limits = np.iinfo(str(box.dtype))
+        free = (high == limits.max) | ((low == limits.min) & (low < 0))
         if free.any():
             report.warning(
                 "infinite-action",
