@@ -56,11 +56,15 @@ def check_groups(words: list[str], folder: Path | None = None) -> None:
             continue
         own = files(folder / group) if folder is not None else []
         if value in own:
+            place = f"{folder}/{group}/{value}.yaml"
             if value in options(group):
                 raise UserError(
-                    f"{word}: {folder}/{group}/{value}.yaml would not be read, because rlrun has a file of this name"
-                    " already; give it another name"
+                    f"{word}: {place} would not be read, because rlrun has a file of this name already; give it"
+                    " another name"
                 )
+            header = re.compile(r"^#\s*@package\s", re.MULTILINE)
+            if group == "tuned" and not header.search(Path(place).read_text(errors="replace")):
+                raise UserError(f"{place}: a tuned file begins with the line `# @package _global_`; this one does not")
             continue
         if group == "env":
             from rlrun.envs.names import CRAFTER, FAMILIES, family_of

@@ -128,10 +128,7 @@ class UserSource(FileConfigSource):
             result = super().load_config(config_path)
         except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
             raise UserError(f"{place} cannot be read: {unreadable(error)}") from None
-        package = result.header.get("package")
-        check_package(package, place)
-        if _in_tuned(config_path) and package is None:
-            raise UserError(f"{place}: a tuned file begins with the line `# @package _global_`, and this one does not")
+        check_package(result.header.get("package"), place)
         values = OmegaConf.to_container(result.config, resolve=False)
         if isinstance(values, dict):
             check_defaults(values.pop("defaults", []), place, self.trusted)

@@ -32,7 +32,7 @@ _READ: ContextVar[dict[str, int] | None] = ContextVar("_READ", default=None)
 LARGEST_YAML = 1_000_000  # characters of a config file
 MOST_ALIASES = 20
 # Octal and sexagesimal numbers of YAML 1.1.
-ODD_NUMBER = re.compile(r"[-+]?(0[0-7_]+|[1-9][0-9_]*(:[0-5]?[0-9])+)")
+ODD_NUMBER = re.compile(r"[-+]?(0[0-7_]*[1-7][0-7_]+|[1-9][0-9_]*(:[0-5]?[0-9])+)")
 
 
 class ConfigError(UserError):

@@ -1,5 +1,5 @@
-"""The duties of a run between updates: to stop and to save; evaluations.py and logs.py have the others. Each duty says
-when it is due."""
+"""The duties of a run between updates: to stop and to save; evaluation_duty.py and logs.py have the others. Each duty
+says when it is due."""
 
 from __future__ import annotations
 

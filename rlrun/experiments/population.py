@@ -371,9 +371,11 @@ def take_over(winner: Path, loser: Path, values: dict[str, Any]) -> None:
     try:
         fresh.rename(own)
         save_config(config, loser)
+        summary = summary_of(loser) | {"took_over": int(name)}
         # Its return is that of the weights that are gone. What is resumed and has nothing left to do would keep it.
-        if (summary := summary_of(loser)).get("status") in DONE:
-            write_atomically(loser / "summary.json", json.dumps(summary | {"status": "INTERRUPTED"}, indent=1) + "\n")
+        if summary.get("status") in DONE:
+            summary["status"] = "INTERRUPTED"
+        write_atomically(loser / "summary.json", json.dumps(summary, indent=1) + "\n")
     except OSError:
         shutil.rmtree(own, ignore_errors=True)
         old.rename(own)

@@ -130,7 +130,9 @@ def encoder(
     def of_image(space: Box, flat: bool = False) -> ImageEncoder:
         if kind == "impala_resnet":
             if layer_norm:
-                raise UserError("model.layer_norm=true is for nature_cnn and mlp; impala_resnet has none")
+                raise UserError(
+                    "model.layer_norm=true is for nature_cnn, model.conv_filters and mlp; impala_resnet has none"
+                )
             return ImpalaResNet(space, precision, flat, images)
         return (NatureCNN if images.filters is None else ConvolutionalNet)(space, precision, flat, layer_norm, images)
 
@@ -140,7 +142,10 @@ def encoder(
         [] if kind == "mlp" else [(path, part) for path, part in leaves(space) if isinstance(part, Box) and part.image]
     )
     if kind in ("nature_cnn", "impala_resnet") and not found:
-        raise UserError(f"model={kind} reads images, but {spec.name} observes {space}; use model=auto or model=mlp")
+        raise UserError(
+            f"model={kind} reads images, but {spec.name} observes {space}; use model=auto or model=mlp. Images are"
+            " uint8, or have an axis for channels"
+        )
     if found:
         return Parts(space, [(path, of_image(part)) for path, part in found], hidden, activation, layer_norm)
     return MLP(space, hidden, activation, layer_norm)

@@ -21,11 +21,12 @@ class RowsFile:
         self.folder, self.path, self.columns, self.core_every = folder, folder / name, columns, core_every
         self.rows, self.cores = list(stores(tree)), list(stores(core))
         self.fields = [name for name, _ in [*self.rows, *self.cores]]
+        self.dtypes = [str(store.dtype).removeprefix("torch.") for _, store in [*self.rows, *self.cores]]
 
     def write(self, filled: int, arrays: Sequence[np.ndarray]) -> None:
         """Writes the first `filled` rows of every column."""
         with open(self.path, "wb", buffering=1 << 20) as file:
-            what = {"columns": self.columns, "rows": filled, "fields": self.fields}
+            what = {"columns": self.columns, "rows": filled, "fields": self.fields, "dtypes": self.dtypes}
             file.write(json.dumps(what).encode() + b"\n")
             for _, store in self.rows:
                 store.save(file, self.columns, filled)
@@ -38,7 +39,8 @@ class RowsFile:
         """Fills the stores and the arrays. Raises UserError where the file holds other fields or ends too early."""
         with open(self.path, "rb", buffering=1 << 20) as file:
             what = json.loads(file.readline())
-            if what["columns"] != self.columns or what["fields"] != self.fields:
+            same = what["columns"] == self.columns and what["fields"] == self.fields
+            if not same or what.get("dtypes", self.dtypes) != self.dtypes:  # older checkpoints have no dtypes
                 raise UserError(
                     "the checkpoint's replay holds other fields than this run's: env, model or algorithm differ"
                 )
@@ -49,5 +51,10 @@ class RowsFile:
                     store.load(file, self.columns, -(-what["rows"] // self.core_every))
                 for array in arrays:
                     array[:] = np.frombuffer(file.read(array.nbytes), dtype=array.dtype).reshape(array.shape)
+                if file.read(1):
+                    raise UserError(
+                        f"the replay in {self.folder} holds numbers of another size than this run's: it was saved by an"
+                        " earlier version of rlrun, or env, model or algorithm differ"
+                    )
             except ValueError:
                 raise UserError(f"the replay in {self.folder} is damaged: its rows end too early") from None

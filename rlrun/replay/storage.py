@@ -22,6 +22,9 @@ CHUNK_BYTES = 64 << 20  # size of the pieces in which checkpoints are read and w
 class Store(Protocol):
     """One field of a ring's rows: `columns` columns with `rows` rows each, addressed by column * rows + row."""
 
+    @property
+    def dtype(self) -> torch.dtype: ...
+
     def write(self, columns: slice, row: int, values: Tensor) -> None:
         """Writes values [T, B, ...] into rows row .. row + T - 1 of these columns."""
         ...
@@ -72,6 +75,7 @@ class Plain:
     """Stores values unchanged."""
 
     def __init__(self, columns: int, rows: int, field: Field, allocate: Allocate):
+        self.dtype = field.dtype
         self.values = allocate((columns, rows, *field.shape), field.dtype)
         self.flat = self.values.view(columns * rows, *field.shape)
 
@@ -162,6 +166,7 @@ class Frames:
     def __init__(self, one: Store, stack: int, is_first: Tensor, rows: int):
         """one: the store for single frames. is_first: [columns * rows] of the same ring."""
         self.one, self.stack, self.is_first, self.rows = one, stack, is_first, rows
+        self.dtype = one.dtype
 
     def write(self, columns: slice, row: int, values: Tensor) -> None:
         self.one.write(columns, row, values[:, :, -1])

@@ -35,6 +35,7 @@ class Again:
         RunFailed where the budget of the run is spent, or where the same process is lost again and again."""
         if not isinstance(error, ProcessLost) or self.restarts.limit == 0:
             return None
+        self.wall_sec, self.failed_at = wall_sec, time.monotonic()
         checkpoints.tidy()  # processes that are gone now may have written to a save that was given up
         if not checkpoints.names():
             return None
@@ -50,7 +51,6 @@ class Again:
         at = restored[1]["env_steps"]
         self.restarts.run_failed(str(error), at, env_steps - at)
         self.times, self.began = self.times + 1, at
-        self.wall_sec, self.failed_at = wall_sec, time.monotonic()
         return restored
 
     def count_lost_time(self, restored: Restored) -> None:
