@@ -10,7 +10,7 @@ import json
 import os
 import shlex
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,11 +91,14 @@ def resume(
     UserError too if the run has nothing left to do."""
     refuse_unguarded("resume")
     path = _run_dir(run_dir)
+    from rlrun.config.signature import guarded
     from rlrun.config.types import load_yaml, parse_assignments
     from rlrun.config.words import flat, unwrapped
+    from rlrun.core.plugins import allow
 
     changes = {key: unwrapped(value) for key, value in flat(options)} | parse_assignments(_words(overrides))
     env = load_yaml(path / "config.yaml").get("env")
+    name = env.get("name") if isinstance(env, dict) else None
 
     def start(watch: Watch) -> int:
         from rlrun.commands.resume import resume as command
@@ -103,7 +106,9 @@ def resume(
         return command(path, changes, trust, watch=watch)
 
     said = shlex.join(["rlrun", "resume", str(path), *(f"{key}={value}" for key, value in changes.items())])
-    return _session(start, said, callback, quiet, env.get("name") if isinstance(env, dict) else None)
+    with guarded(path, trust):
+        allow(changes)
+        return _session(start, said, callback, quiet, name, changes.keys())
 
 
 def evaluate(
@@ -129,8 +134,10 @@ def evaluate(
     points; of several players, players and points. Raises UserError if an argument is wrong, and EnvError if the
     environment fails."""
     from rlrun.commands import evaluate as command
+    from rlrun.config.signature import signed
     from rlrun.config.types import typed
     from rlrun.config.words import unwrapped
+    from rlrun.core.plugins import allow, only_installed
     from rlrun.runtime.trained import Trained, load
 
     given = {"episodes": episodes, "checkpoint": checkpoint, "greedy": greedy, "seed": seed}
@@ -144,7 +151,10 @@ def evaluate(
                 command.check_player(name)
             if opponent is not None:
                 raise UserError("opponent is for one run; several players play each other")
-            result = command.tournament(names, options, trust, said=not quiet)
+            runs = [config for name in names if (config := Path(name, "config.yaml")).is_file()]
+            with contextlib.nullcontext() if trust or all(map(signed, runs)) else only_installed():
+                allow([*names, env])
+                result = command.tournament(names, options, trust, said=not quiet)
             show = command.show_tournament
         else:
             if isinstance(run, Trained):
@@ -154,7 +164,9 @@ def evaluate(
             else:
                 trained = load(_run_dir(run), str(options.checkpoint), trust)
             trained.reset()
-            result = command.played(trained, options, trust)
+            with contextlib.nullcontext() if trust or trained.own else only_installed():
+                allow([opponent, env])
+                result = command.played(trained, options, trust)
             show = command.show_tasks if "tasks" in result else command.show
         if not quiet:
             show(result)
@@ -223,17 +235,23 @@ def sweep(
 
 
 def _session(
-    start: Callable[[Watch], int], said: str, callback: Callable[[Row], Any] | None, quiet: bool, env: str | None
+    start: Callable[[Watch], int],
+    said: str,
+    callback: Callable[[Row], Any] | None,
+    quiet: bool,
+    env: str | None,
+    changed: Collection[str] = (),
 ) -> Trained:
     """Runs a session in this process and returns its policy.
 
-    said: the command that does the same. env: the environment's name, which other processes may have to be told of."""
+    said: the command that does the same. env: the environment's name, which other processes may have to be told of.
+    changed: options, by path, that a resumed run was given here."""
     if callback is not None and not callable(callback):
         raise UserError(f"callback is a function that takes a row, not {callback!r}")
     from rlrun.dataflow.workers import carrying
     from rlrun.runtime.rundir import checkpoints_of
     from rlrun.runtime.session import Watch
-    from rlrun.runtime.trained import load
+    from rlrun.runtime.trained import loaded
 
     watch = Watch(callback=None if callback is None else aloud(callback), console=not quiet, command=said)
     with _one_thread(), printing(quiet), carrying(to_carry(env)):
@@ -250,7 +268,7 @@ def _session(
         raise error
     if code != 0:
         raise RunFailed(json.loads((path / "summary.json").read_text())["reason"])
-    return load(path)
+    return loaded(path, said=changed)
 
 
 @contextlib.contextmanager

@@ -18,8 +18,8 @@ from rlrun.commands import COMMANDS
 from rlrun.core.errors import TRACEBACK, Notice, UserError, closest, explained, show_tracebacks
 from rlrun.core.numbers import number
 from rlrun.core.outputs import go_on_unread
-from rlrun.core.passwords import masked
-from rlrun.core.plugins import TRUST, allow, modules_in, only_installed
+from rlrun.core.passwords import masked, masked_values
+from rlrun.core.plugins import TRUST, allow, only_installed
 
 # Hydra's own flags that make sense here. --multirun is not one of them, because `rlrun sweep` replaces it.
 FLAGS = (
@@ -92,7 +92,7 @@ def _dispatch(words: list[str]) -> int:
     module = importlib.import_module(f"rlrun.commands.{name.replace('-', '_')}")
     trusted, _ = take_trust(rest)
     with only_installed(not trusted):
-        allow(modules_in(rest))
+        allow(rest)
         return module.main(rest)
 
 
@@ -148,6 +148,15 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
     user's own options, which are checked (rlrun/config/foreign.py); `--trust` lets them name modules that no installed
     package contains. UserError: Hydra's errors as sentences.
     """
+    if "--version" in words:
+        return _dispatch(["--version"])
+    folder, trusted, words = own_folder(words)
+    with contextlib.nullcontext() if folder is None or trusted else only_installed():  # also in a Python program
+        allow(words)
+        return _compose(words, job, config_name, folder, trusted)
+
+
+def _compose(words: list[str], job: Any, config_name: str, folder: Path | None, trusted: bool) -> int:
     import hydra
     from hydra.errors import HydraException
     from omegaconf import OmegaConf, open_dict
@@ -157,9 +166,6 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
     from rlrun.config.hydra_plugins import composing
     from rlrun.config.paths import root
 
-    if "--version" in words:
-        return _dispatch(["--version"])
-    folder, trusted, words = own_folder(words)
     check_words(words)
     check_groups(words, folder)
     if "--help" in words or "-h" in words:  # Hydra composes a config before it prints help, and needs both choices
@@ -197,7 +203,8 @@ def compose(words: list[str], job, config_name: str = "train") -> int:
     except RecursionError:
         raise UserError("a file of these options contains itself (a YAML alias inside its own anchor)") from None
     if shown is not None:
-        print(masked(OmegaConf.to_yaml(cfg, resolve="--resolve" in words)), end="")
+        values = masked_values(OmegaConf.to_container(cfg, resolve="--resolve" in words))
+        print(masked(OmegaConf.to_yaml(OmegaConf.create(values))), end="")
         return 0
     return job(cfg, choices)
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from rlrun.core.checkpoint import write_atomically
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 GREY = "#8a8f98"
@@ -278,9 +281,11 @@ def svg(made: Any) -> str:
 
 
 def save(made: Any, path: Any, dpi: int = 130) -> None:
-    """Saves the figure as PNG or SVG, depending on the path's suffix, and closes it."""
+    """Saves the figure as PNG or SVG, depending on the path's suffix, and closes it. A symbolic link is replaced."""
     import matplotlib.pyplot as plt
 
     options = {"metadata": {"Date": None}} if str(path).endswith(".svg") else {"dpi": dpi}
-    made.savefig(path, **options)
+    buffer = io.BytesIO()
+    made.savefig(buffer, format=Path(path).suffix[1:], **options)
     plt.close(made)
+    write_atomically(Path(path), buffer.getvalue())

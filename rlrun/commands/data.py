@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from rlrun.cli import printable
 from rlrun.config.types import parse_assignments, typed
 from rlrun.core.errors import UserError
 from rlrun.core.ranges import Count
@@ -68,7 +69,7 @@ def main(words: list[str]) -> int:
     if as_json:
         print(json.dumps({"path": places[0], **told, "checked_files": checked}))
         return 0
-    print(describe(source, told, options, checked))
+    print(printable(describe(source, told, options, checked)))
     return 0
 
 

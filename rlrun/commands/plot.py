@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlrun.cli import take_flags
+from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError
 
 ADAPTATION, MOST_ROUNDS = "adaptation", 12
@@ -62,7 +63,7 @@ def main(words: list[str]) -> int:
                 " and, from five seeds on, its 95% interval; with fewer seeds, the band goes from the lowest to the"
                 " highest."
             )
-            out.write_text(page.page("Learning curves", lead, body, "Made by rlrun plot."))
+            write_atomically(out, page.page("Learning curves", lead, body, "Made by rlrun plot."))
             written = [out]
         else:
             written = [

@@ -375,7 +375,9 @@ def facts(runs) -> list[str]:
     for run in runs:
         machine = run.summary.get("hardware")
         if machine:
-            rows["machine", ", ".join([f"{machine['cores']} x {machine['cpu']}", *machine["gpus"]])] = None
+            gpus = machine.get("gpus")
+            named = [f"{machine.get('cores')} x {machine.get('cpu')}", *(gpus if isinstance(gpus, list) else ())]
+            rows["machine", ", ".join(map(str, named))] = None
         if run.summary.get("versions"):
             rows["versions", ", ".join(f"{name} {version}" for name, version in run.summary["versions"].items())] = None
         if run.summary.get("git_commit"):

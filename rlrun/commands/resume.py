@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from rlrun.cli import run_dir_argument, take_trust
 from rlrun.config.paths import options, root
 from rlrun.config.saved import save_config, saved_config
+from rlrun.config.signature import signed
 from rlrun.config.types import load_yaml, parse_assignments
 from rlrun.core.errors import UserError, closest
 from rlrun.core.numbers import whole_number
@@ -55,7 +56,8 @@ def resume(path: Path, changes: dict[str, Any], trusted: bool = False, needed: b
     wanted = changes.pop("checkpoint", None)
     if isinstance(address := changes.get("logger.mlflow.uri"), str):
         changes["logger.mlflow.uri"] = absolute_address(address)
-    values = saved_config(path, trusted)
+    own = trusted or signed(path / "config.yaml")
+    values = saved_config(path, trusted, unused=changes.keys())
     for key, value in loggers_first(changes):
         change(values, key, value)
     from rlrun.algos.multi import with_saved_weights
@@ -108,7 +110,7 @@ def resume(path: Path, changes: dict[str, Any], trusted: bool = False, needed: b
         print(*lines, f"  from the checkpoint at {steps:,} env steps", sep="\n", flush=True)
         if wanted is not None:
             leave_behind(path, name)
-        values = save_config(values, path)
+        values = save_config(values, path, own)
     except BaseException:
         directory.release()
         raise

@@ -313,12 +313,12 @@ def supply_of(record: Any, folder: Path, todo: Sequence[Any], plans: bool) -> An
         from rlrun.experiments.jobs import Fixed
 
         return Fixed(todo)
-    from rlrun.core.plugins import allow, modules_in
+    from rlrun.core.plugins import allow
     from rlrun.experiments.grid import parse
 
     space = parse(record.words)
     # What names a module was typed by the user when the sweep began, in the folder where its jobs run.
-    allow(modules_in([*record.words, *said["own"]]))
+    allow([*record.words, *said["own"]])
     check = JobCheck(plans=plans, compares=True, cwd=record.cwd if Path(record.cwd).is_dir() else None)
     if said["kind"] == "pbt":
         from rlrun.experiments.population import PopulationTraining

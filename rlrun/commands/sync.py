@@ -127,7 +127,7 @@ def sync_run(target: Target, given: dict[str, Any], trusted: bool) -> str:
     from rlrun.runtime.rundir import RunDir
 
     path = target.run_dir
-    values = saved_config(path, trusted)
+    values = saved_config(path, trusted, unused={*given, "resources.ray.address"})  # nothing is run
     node = (values.get("logger") or {}).get("mlflow") or {"enabled": False}
     node = {"uri": None, "experiment": "rlrun", "parent": None} | node | {k.split(".")[-1]: v for k, v in given.items()}
     if not node["enabled"] and "logger.mlflow.uri" not in given:

@@ -50,6 +50,7 @@ def again(words: list[str], plans: bool = False) -> int:
     """Starts a new run with the config of an old one and these changes. plans: only shows what it would consist of."""
     from rlrun.commands.resume import choose_loggers, dotted, loggers_first, set_option
     from rlrun.config.saved import saved_config
+    from rlrun.config.signature import signed
     from rlrun.config.types import parse_assignments
     from rlrun.config.unused import flattened
 
@@ -61,9 +62,10 @@ def again(words: list[str], plans: bool = False) -> int:
     rest = words[:place] + words[place + (1 if equals else 2) :]
     if not (Path(given) / "config.yaml").is_file():
         raise UserError(f"{given or FROM_RUN} is not a run directory: it has no config.yaml")
-    values = saved_config(Path(given), trusted)
-    values["run_dir"] = None
     changes = parse_assignments(rest)
+    own = trusted or signed(Path(given) / "config.yaml")
+    values = saved_config(Path(given), trusted, unused=changes.keys())
+    values["run_dir"] = None
     if values["env"].get("family") == "data" and any(key.split(".")[:2] == ["data", "path"] for key in changes):
         values["env"] |= {"spec": None, "options": None}  # the new data say what they are from
     for key, value in loggers_first(changes):
@@ -79,8 +81,8 @@ def again(words: list[str], plans: bool = False) -> int:
         set_option(values, key, value)
     from rlrun.config.run import with_numbers
 
-    show_or_start = plan_of if plans else start
-    return show_or_start(with_numbers(values), flattened(changes), said=[f"the config of {given}"])
+    values, changed, said = with_numbers(values), flattened(changes), [f"the config of {given}"]
+    return plan_of(values, changed, said=said) if plans else start(values, changed, said=said, own=own)
 
 
 def train(cfg: Any, choices: dict[str, Any], watch: Any = None) -> int:
@@ -124,11 +126,14 @@ def plan_of(values: dict[str, Any], given: dict[str, Any], said: Sequence[str] =
     return 0
 
 
-def start(values: dict[str, Any], given: dict[str, Any], watch: Any = None, said: Sequence[str] = ()) -> int:
+def start(
+    values: dict[str, Any], given: dict[str, Any], watch: Any = None, said: Sequence[str] = (), own: bool = True
+) -> int:
     """Starts a new run of this plain config. Returns the exit code.
 
     given: the options, by path, that the user set. watch: a session.Watch, for a run from Python. said: notes that are
-    printed under the run's name. Nothing is printed before all checks have passed, so that an error stands alone."""
+    printed under the run's name. own: whether the config is the user's own, and therefore signed. Nothing is printed
+    before all checks have passed, so that an error stands alone."""
     from rlrun.config.automatic import settled
     from rlrun.config.run import type_config
     from rlrun.core.passwords import check_logger
@@ -164,7 +169,7 @@ def start(values: dict[str, Any], given: dict[str, Any], watch: Any = None, said
     from rlrun.config.saved import save_config
     from rlrun.runtime import session
 
-    values = save_config(values, directory.path)
+    values = save_config(values, directory.path, own)
     return session.run(planned, values, directory, restored=None, watch=watch, callbacks=callbacks)
 
 

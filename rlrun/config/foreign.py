@@ -10,25 +10,28 @@ unless the user says --trust. core/plugins.py checks names of modules a second t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from rlrun.core.errors import UserError
 from rlrun.core.plugins import MODULE, TRUST, check_installed
 
 # Options whose values are folders and addresses.
-PLACES = ("run_dir", "runs_root", "init", "directory", "uri", "path", "record")
+PLACES = ("run_dir", "runs_root", "init", "directory", "uri", "path", "record", "address")
 NOTES = ("expected", "measured")  # groups of texts about a tuned file
 _REFERENCE = re.compile(r"\$\{\.*[A-Za-z_]\w*(\.\w+)*\}")  # ${algo.lr}: another option of the same config
 _HYDRA = re.compile(r"(^|[/@.:\s])hydra($|[/@.:\s])")
 _WORDS = ("override", "optional")  # keywords that may precede a group in a defaults list
 
 
-def check_values(values: Any, source: str, trusted: bool, places: tuple[str, ...] = PLACES) -> None:
+def check_values(
+    values: Any, source: str, trusted: bool, places: tuple[str, ...] = PLACES, unused: Collection[str] = ()
+) -> None:
     """Raises UserError if values of a config that rlrun did not write may do harm.
 
     values: the config before its interpolations are resolved. source: the file, for messages. trusted: whether the user
-    trusts the modules, folders and addresses that it names. places: options that may not name folders or addresses."""
+    trusts the modules, folders and addresses that it names. places: options that may not name folders or addresses.
+    unused: options, by path, whose values nobody uses, so that they may name any."""
     if isinstance(values, Mapping) and "hydra" in values:
         raise UserError(f"{source}: a `hydra` section can run any code, so only rlrun's own files may have one")
     for path, key, value in _walk(values, source):
@@ -38,14 +41,14 @@ def check_values(values: Any, source: str, trusted: bool, places: tuple[str, ...
             value = next(iter(value))  # data.path may be a mapping from places to their shares
         if isinstance(value, str):
             _check_text(value, path, source)
-            if not trusted:
-                if path.split(".")[0] not in NOTES:
-                    _check_names(path, key, value, source)
+            if not trusted and path not in unused:
                 if key in places:
                     raise UserError(
                         f"{source}: {path}={value} lets this file choose where results are written or sent to, or what"
                         f" is read; {TRUST} allows it, and so does a word on the command line"
                     )
+                if path.split(".")[0] not in NOTES:
+                    _check_names(path, key, value, source)
 
 
 def _check_names(path: str, key: str, value: str, source: str) -> None:

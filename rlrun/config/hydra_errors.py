@@ -40,10 +40,9 @@ def check_groups(words: list[str], folder: Path | None = None) -> None:
                 f"{word}: no option can be taken away, only changed"
                 + ("; logger=[] writes nothing" if group == "logger" else "")
             )
-        if word in ("logger=null", "replay=null"):
-            raise UserError(
-                f"{word}: there is no such choice" + ("; logger=[] writes nothing" if group == "logger" else "")
-            )
+        if value == "null" and group in (*GROUPS, "env") and group != "tuned":
+            instead = "logger=[] writes nothing" if group == "logger" else "give a name, or leave this word out"
+            raise UserError(f"{word}: there is no such choice; {instead}")
         if ".." in group or (
             ".." in value and any((place / group).is_dir() for place in (root() / "conf", root(), folder) if place)
         ):

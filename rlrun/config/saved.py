@@ -6,6 +6,7 @@ import copy
 import functools
 import os
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +18,28 @@ from rlrun.config.types import MissingOption, load_yaml, plain, save_yaml
 from rlrun.config.unused import changed
 from rlrun.core.errors import UserError
 from rlrun.core.passwords import check_known, masked_values
-from rlrun.core.plugins import allow, is_path, modules_in
+from rlrun.core.plugins import allow, is_path
 from rlrun.core.saved_files import check_run_config
 
 
-def save_config(values: dict[str, Any], run_dir: Path) -> dict[str, Any]:
-    """Writes and signs config.yaml, and returns what it holds: the same options without passwords."""
+def save_config(values: dict[str, Any], run_dir: Path, own: bool = True) -> dict[str, Any]:
+    """Writes config.yaml, and returns what it holds: the same options without passwords.
+
+    own: whether it is signed. A config from elsewhere that nobody trusts stays one from elsewhere, because parts of it
+    that were not used yet have not been checked either."""
     saved = masked_values(values)
     save_yaml(saved, run_dir / "config.yaml")
-    sign(run_dir / "config.yaml")
+    if own:
+        sign(run_dir / "config.yaml")
     return saved
 
 
-def saved_config(run_dir: Path, trusted: bool = False) -> dict[str, Any]:
+def saved_config(run_dir: Path, trusted: bool = False, unused: Collection[str] = ()) -> dict[str, Any]:
     """Returns the plain config of a run directory. Raises UserError if it cannot be read or does not fit.
 
-    A config without this user's signature may only name modules of installed packages, unless it is trusted.
+    A config without this user's signature may only name modules of installed packages, unless it is trusted, and no
+    folders and addresses. unused: options, by path, whose values in the file are not used, such as those that the
+    user's words replace; they may name any.
 
     Options that did not exist when it was saved get today's defaults and are named on stderr. Options of an environment
     and of a user's own algorithm have no such defaults.
@@ -45,12 +52,12 @@ def saved_config(run_dir: Path, trusted: bool = False) -> dict[str, Any]:
     check_known(values, str(path))
     own = trusted or signed(path)
     if own:
-        allow(modules_in(values))
+        allow(values)
     else:
         refuse_links(run_dir)
         values["runs_root"] = str(run_dir.resolve().parent)  # the file may not choose where results are written
         values["run_dir"] = str(run_dir)
-    check_values(values, str(path), own, places=("directory", "uri", "record"))
+    check_values(values, str(path), own, places=("directory", "uri", "record", "address"), unused=unused)
     _retire(values)
     _as_before(values)
     try:

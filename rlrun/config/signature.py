@@ -13,10 +13,12 @@ import os
 import secrets
 import tempfile
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import Notice
+from rlrun.core.plugins import only_installed
 
 SUFFIX = ".signature"
 
@@ -47,6 +49,13 @@ def signed(path: Path) -> bool:
         return hmac.compare_digest(given.encode(), _digest(path, _key(make=False)).encode())
     except (OSError, RuntimeError, ValueError):
         return False
+
+
+def guarded(run_dir: Path, trusted: bool = False) -> AbstractContextManager[None]:
+    """A block in which only classes of installed packages may be named, where a run directory is from elsewhere and the
+    user does not trust it. Around a run that was made here it changes nothing, because that may name the user's own
+    modules, also in a program that is not the command."""
+    return nullcontext() if trusted or signed(run_dir / "config.yaml") else only_installed()
 
 
 def beside(path: Path) -> Path:

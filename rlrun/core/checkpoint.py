@@ -89,14 +89,15 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def write_atomically(path: Path, text: str, folder: Path | None = None) -> None:
-    """Writes the text such that the file is either complete or unchanged. A symbolic link is replaced, not followed.
+def write_atomically(path: Path, text: str | bytes, folder: Path | None = None) -> None:
+    """Writes the text, or the bytes, such that the file is either complete or unchanged. A symbolic link is replaced,
+    not followed.
 
     folder: where the half-written file is, by default beside the file. It must be on the same file system."""
     descriptor, temporary = tempfile.mkstemp(dir=folder or path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(descriptor, "w") as file:
-            file.write(text)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text.encode() if isinstance(text, str) else text)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~_umask())
@@ -199,7 +200,9 @@ class Checkpoints:
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError):
-            raise UserError(f"{self.directory / 'best.json'} is damaged") from None
+            name = ""
+        if not re.fullmatch(f"({BEST})?[0-9]+", str(name)):  # it may be a stranger's, and lead to another folder
+            raise UserError(f"{self.directory / 'best.json'} is damaged")
         return str(name)
 
     def save(

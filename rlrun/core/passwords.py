@@ -11,6 +11,7 @@ from rlrun.core.errors import UserError
 HIDDEN = "***"
 WHOLE = "RLRUN_MLFLOW_URI"  # the environment variable with the whole address, which jobs inherit
 _USER = re.compile(r"://[^\s'\"]*@")  # up to the last @ of a word, because a password may contain / and @
+_AROUND = re.compile(r"://.*@", re.DOTALL)  # the same of a whole address, in which nothing ends the password
 _QUERY = re.compile(r"(://[^\s'\"?]*\?)([^\s'\"]+)")
 _PLAIN = ("sslmode", "charset", "connect_timeout")  # values of a query that are no secrets
 # Names of a query whose values are secrets, in addresses that are not MLflow's.
@@ -41,6 +42,8 @@ def masked_values(values: Any, name: str = "") -> Any:
         return {name: masked_values(value, name) for name, value in values.items()}
     if isinstance(values, list | tuple):
         return [masked_values(value, name) for value in values]
+    if name == "uri" and isinstance(values, str):
+        values = _AROUND.sub(f"://{HIDDEN}@", values)
     return masked(values, name == "uri" or _URI in values) if isinstance(values, str) else values
 
 
@@ -83,7 +86,13 @@ def whole(uri: str | None) -> str | None:
 
 
 def check_logger(values: dict[str, Any]) -> None:
-    """Raises UserError if a config logs to an MLflow store whose password is not known."""
+    """Raises UserError if a config logs to an MLflow store whose password is unknown, or cannot be found in texts."""
     mlflow = (values.get("logger") or {}).get("mlflow") or {}
+    uri = mlflow.get("uri")
+    if isinstance(uri, str) and (user := _AROUND.search(uri)) and re.search(r"[\s'\"]", user[0]):
+        raise UserError(
+            "the user or the password in logger.mlflow.uri has a quote or a blank, so that rlrun could not keep it out"
+            " of what it writes: write %27 for ', %22 for \" and %20 for a blank"
+        )
     if mlflow.get("enabled"):
         whole(mlflow.get("uri"))

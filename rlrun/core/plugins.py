@@ -19,7 +19,7 @@ import re
 import site
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -31,29 +31,36 @@ from rlrun.core.errors import UserError, closest, told
 TRUST = "--trust"
 MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _NAMED = re.compile(r"([A-Za-z_][\w.]*):(?=[^\s/])|\bmodule=([A-Za-z_][\w.]*)")
+_OBJECT = re.compile(r"([A-Za-z_][\w.]*):(?=([A-Za-z_][\w.]*))")
 
 
 class _Door:
     """Which modules may be imported in this process."""
 
     closed = False  # whether only installed packages may be named, apart from `named`
+    trusted = False  # whether the user trusts all that is read, so that nothing closes the door
     named: ClassVar[set[str]] = set()  # top-level modules that the user named or trusts
+    objects: ClassVar[set[str]] = set()  # package.module:Name of what may be called though it is no class
 
 
-def allow(modules: Iterable[str]) -> None:
-    """Lets these modules be imported, also from the current folder, because the user named them."""
-    _Door.named |= {module.split(".")[0] for module in modules}
+def allow(values: Any) -> None:
+    """Lets the modules be imported, also from the current folder, that the user's words, or the values of a config of
+    the user's own, name. Functions may be called only if they are named there themselves."""
+    _Door.named |= {module.split(".")[0] for module in modules_in(values)}
+    _Door.objects |= set(_objects_in(values))
 
 
 @contextmanager
 def only_installed(closed: bool = True) -> Iterator[None]:
-    """Refuses modules of no installed package that the user has not named. If `closed` is false, it allows all."""
-    before = _Door.closed, set(_Door.named)
-    _Door.closed = closed
+    """Refuses modules of no installed package that the user has not named. If `closed` is false, it allows all, and so
+    do blocks inside this one."""
+    before = _Door.closed, _Door.trusted, set(_Door.named), set(_Door.objects)
+    _Door.trusted = _Door.trusted or not closed
+    _Door.closed = not _Door.trusted
     try:
         yield
     finally:
-        _Door.closed, _Door.named = before
+        _Door.closed, _Door.trusted, _Door.named, _Door.objects = before
 
 
 def modules_in(values: Any) -> set[str]:
@@ -64,6 +71,17 @@ def modules_in(values: Any) -> set[str]:
     if isinstance(values, list | tuple | set):
         return set().union(*map(modules_in, values))
     return {name for pair in _NAMED.findall(values) for name in pair if name} if isinstance(values, str) else set()
+
+
+def _objects_in(values: Any) -> Iterator[str]:
+    """Every package.module:Name in these values."""
+    if isinstance(values, Mapping):
+        values = list(values.values())
+    if isinstance(values, list | tuple | set):
+        for value in values:
+            yield from _objects_in(value)
+    elif isinstance(values, str):
+        yield from (":".join(found) for found in _OBJECT.findall(values))
 
 
 def is_path(name: str) -> bool:
@@ -116,11 +134,12 @@ def load_object(name: str, option: str, base: type | tuple[type, ...] | None = N
         raise UserError(
             f"{option}={name}: {module} has no {attribute}.{closest(attribute, vars(importlib.import_module(module)))}"
         ) from None
-    if _Door.closed and module.split(".")[0] not in _Door.named and base is not None:
+    if _Door.closed and name not in _Door.objects and base is not None:
         if not (isinstance(made, type) and issubclass(made, base)):
             bases = " or ".join(one.__name__ for one in (base if isinstance(base, tuple) else (base,)))
             raise UserError(f"{option}={name} is not a class that derives from {bases}; {TRUST} allows it")
-        check_installed(made.__module__, f"{option}={name}")
+        if module.split(".")[0] not in _Door.named:
+            check_installed(made.__module__, f"{option}={name}")
     return made
 
 

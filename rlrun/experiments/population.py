@@ -359,7 +359,8 @@ def take_over(winner: Path, loser: Path, values: dict[str, Any]) -> None:
     shutil.copytree(winner / "checkpoints" / name, fresh / name)
     path = loser / "config.yaml"
     config = load_yaml(path)
-    check_values(config, str(path), signed(path), places=("directory", "uri"))
+    ours = signed(path)
+    check_values(config, str(path), ours, places=("directory", "uri", "address"))
     for key, value in values.items():
         *groups, last = key.split(".")
         node = config
@@ -370,7 +371,7 @@ def take_over(winner: Path, loser: Path, values: dict[str, Any]) -> None:
     own.rename(old)
     try:
         fresh.rename(own)
-        save_config(config, loser)
+        save_config(config, loser, ours)
         summary = summary_of(loser) | {"took_over": int(name)}
         # Its return is that of the weights that are gone. What is resumed and has nothing left to do would keep it.
         if summary.get("status") in DONE:

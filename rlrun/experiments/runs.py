@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rlrun.config.saved import refuse_links
+from rlrun.config.signature import signed
 from rlrun.config.types import load_yaml
 from rlrun.core.errors import UserError, closest
 from rlrun.core.saved_files import check_run_config
@@ -113,6 +115,8 @@ def find(places: Sequence[str]) -> list[SavedRun]:
         if not runs:
             raise UserError(f"{place} contains no run: a run directory has config.yaml and progress.jsonl")
         for one in runs:
+            if not signed(one / "config.yaml"):
+                refuse_links(one)  # what is drawn is written there, and a report contains what lies there
             found.setdefault(one.resolve(), SavedRun(one))
     return list(found.values())
 

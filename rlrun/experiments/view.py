@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
+from rlrun.cli import printable
 from rlrun.experiments.jobs import View
 from rlrun.experiments.outcomes import Outcome
 from rlrun.loggers.console import duration
@@ -42,8 +43,9 @@ HEADINGS = ("job", "status", "env steps", "return", "time", "")
 
 
 def text_table(rows: Sequence[Sequence[str]], headings: Sequence[str] = HEADINGS) -> str:
-    """A table with columns as wide as their contents. Columns of numbers are right-aligned, except the first column."""
-    table = [list(headings), *(list(row) for row in rows)]
+    """A table with columns as wide as their contents. Columns of numbers are right-aligned, except the first column.
+    Texts of runs from elsewhere cannot steer the terminal."""
+    table = [[printable(cell) for cell in row] for row in (headings, *rows)]
     widths = [max(len(row[index]) for row in table) for index in range(len(headings))]
     right = [
         all(not row[index] or row[index][0] in "-0123456789" for row in table[1:]) and index > 0

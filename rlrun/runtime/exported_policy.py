@@ -89,7 +89,7 @@ def parts_of(trained: Trained) -> tuple[list[Part], dict[str, str]]:
 
     def part(own: Any, seen: EnvSpec, *known: Any) -> Part:
         def acting(spec: EnvSpec) -> Trained:
-            return Trained(trained.run_dir, trained.config, spec, own, trained.clock)
+            return Trained(trained.run_dir, trained.config, spec, own, trained.clock, trained.own)
 
         made = Part(acting(seen), *known)
         action, as_taken = space_of_files(seen, made.own)

@@ -11,12 +11,12 @@ from rlrun.algos.multi import Config as MultiConfig
 from rlrun.algos.multi import Multi, frozen
 from rlrun.config.algorithms import algorithm_class
 from rlrun.config.run import Typed
-from rlrun.config.signature import signed
+from rlrun.config.signature import guarded, signed
 from rlrun.config.types import load_yaml
 from rlrun.config.unused import flattened
 from rlrun.core.algorithm import Algorithm
 from rlrun.core.errors import UserError
-from rlrun.core.plugins import allow, modules_in
+from rlrun.core.plugins import allow
 from rlrun.core.policy import Policy
 from rlrun.runtime.rundir import checkpoints_of
 
@@ -58,13 +58,10 @@ def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
     checkpoint is taken."""
     run_dir, checkpoint = _found(path, f"init={path} is neither a run directory nor one of its checkpoints")
     tensors, _ = checkpoints_of(run_dir).load(checkpoint, parts=("policy", "algorithm"))
+    other = load_yaml(run_dir / "config.yaml")["algo"]
     if signed(run_dir / "config.yaml"):  # a run of this user's own may name modules of the user's own
-        allow(modules_in(load_yaml(run_dir / "config.yaml")["algo"]))
-    other, saved, anew = (
-        load_yaml(run_dir / "config.yaml")["algo"],
-        tensors["algorithm"]["module"],
-        algorithm.state_dict(),
-    )
+        allow(other)
+    saved, anew = tensors["algorithm"]["module"], algorithm.state_dict()
     own = {
         f"{prefix}.{key}".lstrip(".")
         for prefix, module in algorithm.named_modules()
@@ -85,7 +82,7 @@ def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
     own |= {key for key in anew.keys() ^ saved.keys() if "reward_scale." in key}
     try:
         has_all = anew.keys() - own <= saved.keys()
-        if other["name"] == name or (has_all and variants(algorithm_class(other), type(algorithm))):
+        if other["name"] == name or (has_all and variants(_class_of(other, run_dir), type(algorithm))):
             if other["name"] != name:
                 own |= saved.keys() - anew.keys()
             algorithm.load_state_dict(
@@ -135,6 +132,13 @@ def _computes(key: str, model: dict[str, Any]) -> bool:
     if key == "model.log_std":  # a free deviation is a weight itself, and this option only its first value
         return model["action_distribution"] != "gaussian" or not model.get("free_log_std", False)
     return key in FUNCTIONS or key.split(".")[-1] in FUNCTIONS_OF_ANY or key.endswith("activation")
+
+
+def _class_of(algo: dict[str, Any], run_dir: Path) -> type[Algorithm]:
+    """The class of a saved run's algorithm. Raises UserError where a run from elsewhere names a module that no
+    installed package contains, as it may lie in the run directory."""
+    with guarded(run_dir):
+        return algorithm_class(algo)
 
 
 def variants(one: type[Algorithm], other: type[Algorithm]) -> bool:

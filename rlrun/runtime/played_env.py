@@ -12,7 +12,7 @@ from rlrun.config.types import plain
 from rlrun.core.errors import Notice, UserError
 from rlrun.core.specs import EnvSpec
 from rlrun.envs.names import names
-from rlrun.envs.recorded import RecordedConfig
+from rlrun.envs.recorded import RecordedConfig, taken_options
 from rlrun.envs.registry import EnvConfig, make_spec
 from rlrun.runtime.trained import Trained
 
@@ -44,7 +44,8 @@ def environment_of(trained: Trained, name: str | None = None) -> tuple[EnvConfig
 
     try:
         compose(["algo=bc", f"env={called}"], take)
-        known = cfg.options if called == spec.name else None
+        # A run's config.yaml may be a stranger's, as the data may be.
+        known = taken_options(cfg.options) if called == spec.name else None
         if known is not None:
             if known.keys() - made["env"].keys():
                 return f"{none} {called} has no option env.{min(known.keys() - made['env'].keys())} here"
@@ -87,4 +88,5 @@ def in_environment(trained: Trained, name: str | None = None) -> Trained:
     cfg, spec = found
     if cfg is trained.config.env:
         return trained
-    return Trained(trained.run_dir, replace(trained.config, env=cfg), spec, trained.policy, trained.clock)
+    config = replace(trained.config, env=cfg)
+    return Trained(trained.run_dir, config, spec, trained.policy, trained.clock, trained.own)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,12 +11,11 @@ import torch
 
 from rlrun.config.run import Typed, type_config
 from rlrun.config.saved import saved_config
-from rlrun.config.signature import signed
+from rlrun.config.signature import guarded, signed
 from rlrun.core.batch import Batch
 from rlrun.core.env import Rows, map_rows
 from rlrun.core.errors import UserError
 from rlrun.core.games import STATE as GAME_STATE
-from rlrun.core.plugins import only_installed
 from rlrun.core.policy import Mode, Policy
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
@@ -45,11 +43,13 @@ class Trained:
     act() takes one observation or a batch of them; of an environment with several agents, it takes a dictionary of
     observations by agent and returns one of actions. Between calls it keeps recurrent state, and the last frames if it
     is given raw Atari screens or if env.stack stacks observations; reset() forgets them. make_env() makes the
-    environment of the run, including its preprocessing. rows and summary are what the run has logged.
+    environment of the run, including its preprocessing. rows and summary are what the run has logged. own: whether the
+    run was made here, or is trusted.
     """
 
-    def __init__(self, run_dir: Path, config: Typed, spec: EnvSpec, policy: Policy, clock: Clock):
+    def __init__(self, run_dir: Path, config: Typed, spec: EnvSpec, policy: Policy, clock: Clock, own: bool = False):
         self.run_dir, self.config, self.spec, self.policy, self.clock = run_dir, config, spec, policy, clock
+        self.own = own
         self.rng = torch.Generator().manual_seed(config.run.seed)
         self.screens = ScreenStack(config.env) if isinstance(config.env, AtariConfig) else None
         # What act() is given of a Gymnasium environment, whose observations are stacked here.
@@ -328,13 +328,18 @@ def load(run_dir: str | Path, checkpoint: str | int = "last", trust: bool = Fals
         path = Path(run_dir)
     except TypeError:
         raise UserError(f"a run is given by its directory, not by {run_dir!r}") from None
-    # A run that was made here may name the user's own modules, also in a program that is not the command.
-    with nullcontext() if trust or signed(path / "config.yaml") else only_installed():
-        return _loaded(path, checkpoint, trust)
+    return loaded(path, checkpoint, trust)
 
 
-def _loaded(path: Path, checkpoint: str | int, trust: bool) -> Trained:
-    config = type_config(saved_config(path, trust))
+def loaded(path: Path, checkpoint: str | int = "last", trust: bool = False, said: Collection[str] = ()) -> Trained:
+    """Loads a policy as load() does. said: options, by path, that the user's own words set in this run."""
+    with guarded(path, trust):
+        return _loaded(path, checkpoint, trust, said)
+
+
+def _loaded(path: Path, checkpoint: str | int, trust: bool, said: Collection[str]) -> Trained:
+    own = trust or signed(path / "config.yaml")
+    config = type_config(saved_config(path, trust, unused={*said, "resources.ray.address"}))  # no cluster is joined
     tensors, run = checkpoints_of(path).load(checkpoint, parts=("policy",))
     spec = make_spec(config, config.algorithm.needs(config.algo))
     policy = config.algorithm.make_policy(spec, Model(config.run.model), config.algo)
@@ -343,4 +348,4 @@ def _loaded(path: Path, checkpoint: str | int, trust: bool) -> Trained:
     except RuntimeError as error:
         raise UserError(f"the checkpoint in {path} does not fit its config.yaml: {error}") from None
     policy.requires_grad_(False)
-    return Trained(path, config, spec, policy, Clock(run["env_steps"], run["updates"]))
+    return Trained(path, config, spec, policy, Clock(run["env_steps"], run["updates"]), own)

@@ -5,17 +5,30 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
+from conftest import compose
 
 import rlrun
+from rlrun.bench import charts
 from rlrun.cli import _dispatch
 from rlrun.config import signature
 from rlrun.config.foreign import check_defaults, check_package, check_values
+from rlrun.config.paths import group_defaults
+from rlrun.config.run import type_config
+from rlrun.config.saved import saved_config
+from rlrun.config.types import save_yaml
 from rlrun.core import plugins
-from rlrun.core.errors import UserError
+from rlrun.core.checkpoint import Checkpoints
+from rlrun.core.errors import Notice, UserError
 from rlrun.core.plugins import installed, modules_in
+from rlrun.envs.registry import make_spec
+from rlrun.experiments.view import text_table
+from rlrun.runtime.given_weights import _class_of
+from rlrun.runtime.played_env import environment_of
 from rlrun.runtime.trained import load
 
 RUN = ["algo=pg", "env=CartPole-v1", "resources=debug", "logger=[]", "model.hidden=[8]", "env_steps=200"]
@@ -32,6 +45,7 @@ def in_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     monkeypatch.setattr(plugins._Door, "named", set())  # no test trusts modules for another
+    monkeypatch.setattr(plugins._Door, "objects", set())
     for name in ("evilmod", "evil-mod", "winreg"):
         (tmp_path / f"{name}.py").write_text(EVIL)
     yield
@@ -72,6 +86,7 @@ def files():
         ("run_dir: /tmp/anywhere\n", "lets this file choose where"),
         ("runs_root: /tmp/anywhere\n", "lets this file choose where"),
         ("logger: {mlflow: {uri: 'http://127.0.0.1:9'}}\n", "lets this file choose where"),
+        ("resources: {ray: {address: 'evil.example:6379', allow_open: true}}\n", "ray.address=evil.example:6379 lets"),
     ],
 )
 def test_a_tuned_file_cannot_run_code(added, said):
@@ -281,12 +296,105 @@ def test_a_run_of_installed_modules_needs_nothing():
         _dispatch(["evaluate", "run"])
     Path("run/config.yaml").write_text(text.replace("runs_root: ", "runs_root: /elsewhere/"))
     assert _dispatch(["resume", "run", "env_steps=1500"]) == 0 and not Path("/elsewhere").exists()
-    signature.beside(Path("run/config.yaml")).unlink()
+    assert not signature.signed(Path("run/config.yaml")), "what it names has not been trusted"
     Path("victim").write_text("precious")
     Path("run/report.html").symlink_to(Path("victim").resolve())
     with pytest.raises(UserError, match="symbolic link"):
         _dispatch(["resume", "run", "env_steps=2000"])
-    assert _dispatch(["report", "run"]) == 0 and Path("victim").read_text() == "precious"
+    for command in ("report", "plot"):
+        with pytest.raises(UserError, match="symbolic link"):
+            _dispatch([command, "run"])
+    assert Path("victim").read_text() == "precious"
+
+
+def unsigned(**parts):
+    """A run directory from elsewhere, without checkpoints, whose config has these parts."""
+    Path("run").mkdir()
+    save_yaml({**compose("algo=pg", "env=CartPole-v1"), **parts}, Path("run/config.yaml"))
+    return Path("run")
+
+
+def test_a_python_program_calls_no_function_that_a_run_from_elsewhere_names():
+    """The door is open in a program, because its own words may name what they like."""
+    env = {"name": "torch.utils.collect_env:run", "family": "agents", "kwargs": {"command": "touch pwned"}}
+    run = unsigned(env=group_defaults("env", "agents") | env)
+    with pytest.raises(UserError, match=r"torch\.utils\.collect_env:run is not a class"):
+        rlrun.resume(run, env_steps=9000)
+    Path("run/evil.py").write_text(EVIL)
+    with pytest.raises(UserError, match=r"run\.evil, which no installed package contains"):
+        _class_of({"name": "mine", "module": "run.evil"}, run)
+    Path("conf/env").mkdir(parents=True)
+    Path("conf/env/theirs.yaml").write_text(
+        "defaults: [CartPole-v1, _self_]\nwrappers: [{name: 'torch:save', f: pwned}]\n"
+    )
+    with pytest.raises(UserError, match="torch:save is not a class"):
+        rlrun.train("pg", "theirs", overrides=["--config-dir=conf"], run_dir="new")
+    assert not Path("pwned").exists() and not plugins._Door.closed
+
+
+def test_options_of_a_data_run_from_elsewhere_name_no_code():
+    from rlrun.envs.recorded import RecordedConfig
+
+    config = type_config(compose("algo=pg", "env=CartPole-v1"))
+    options = {"wrappers": [{"name": "torch:save", "f": "pwned"}]}
+    env = RecordedConfig(name="CartPole-v1", family="data", spec=None, options=options, reward_clip="none")
+    spec = make_spec(config.env, *config.run.model.memory.previous)
+    with pytest.warns(Notice, match="played with its defaults"):
+        made, _ = environment_of(SimpleNamespace(config=SimpleNamespace(env=env, run=config.run), spec=spec))
+    assert not made.wrappers and not Path("pwned").exists()
+
+
+def test_a_run_from_elsewhere_joins_no_cluster_that_it_names():
+    resources = compose("algo=pg", "env=CartPole-v1", "resources=ray")["resources"]
+    resources["ray"] |= {"address": "203.0.113.5:6379", "allow_open": True}
+    run = unsigned(resources=resources)
+    with pytest.raises(UserError, match=r"resources.ray.address=203.0.113.5:6379 lets this file choose"):
+        saved_config(run)
+    with pytest.raises(UserError, match=r"resources.ray.address=203.0.113.5:6379 lets this file choose"):
+        _dispatch(["resume", "run", "env_steps=9000"])
+    said = saved_config(run, unused={"resources.ray.address"})
+    assert said["resources"]["ray"]["address"] == "203.0.113.5:6379", "the user's own word replaces it"
+    with pytest.raises(UserError, match="holds no checkpoint"):
+        load(run)
+
+
+def test_only_what_the_user_names_may_be_called():
+    def called():
+        return plugins.load_object("torch:save", "model.encoder", torch.nn.Module)
+
+    with plugins.only_installed():
+        plugins.allow(["model.encoder=torch.nn:Linear", "env=evilmod:E-v0"])
+        with pytest.raises(UserError, match="not a class that derives from Module"):
+            called()
+        plugins.allow({"model": {"encoder": "torch:save"}})
+        assert called() is torch.save
+    with plugins.only_installed(False), plugins.only_installed():
+        assert called() is torch.save, "--trust is for all that the command reads"
+
+
+def test_texts_of_a_run_from_elsewhere_cannot_steer_the_terminal():
+    shown = text_table([["env.name", "Cart\x1b]0;x\x07\x1b[2J"]], ("option", "first"))
+    assert "\x1b" not in shown and "Cart?]0;x??[2J" in shown
+
+
+def test_a_picture_replaces_a_link():
+    from matplotlib.figure import Figure
+
+    Path("victim").write_text("precious")
+    Path("curves.png").symlink_to("victim")
+    charts.save(Figure(figsize=(1, 1)), Path("curves.png"))
+    assert Path("victim").read_text() == "precious" and Path("curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_best_checkpoint_is_one_of_the_run():
+    Path("checkpoints").mkdir()
+    for name in ("../../elsewhere", "best-", 3.5, None, "best-000000000120", "000000000120"):
+        Path("checkpoints/best.json").write_text(json.dumps({"name": name}))
+        if str(name).endswith("120"):
+            assert Checkpoints(Path("checkpoints"), 1).best() == name
+            continue
+        with pytest.raises(UserError, match=r"best\.json is damaged"):
+            Checkpoints(Path("checkpoints"), 1).best()
 
 
 def test_defaults_of_old_runs_come_from_rlruns_own_files(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from rlrun.cli import _dispatch
 from rlrun.core.errors import UserError
-from rlrun.core.passwords import WHOLE, check_known, masked, masked_values, whole
+from rlrun.core.passwords import WHOLE, check_known, check_logger, masked, masked_values, whole
 
 URI = "http://me:S3cret%2F@127.0.0.1:9/x"
 
@@ -19,6 +19,17 @@ def test_passwords_are_masked_in_any_text():
     assert masked(asked) == "mssql://host/db?pwd=***&access_token=***&odbc_connect=***&sslmode=require"
     for plain in ("sqlite:////tmp/mlflow.db", "http://host:5000/a", "my_package.envs:Maze-v0", "lr=[[0,1e-3]]"):
         assert masked(plain) == plain
+
+
+@pytest.mark.parametrize("secret", ["pa'ss", 'pa"ss', "pa ss"])
+def test_a_password_with_a_quote_or_a_blank_is_asked_for_in_other_letters(secret):
+    mlflow = {"uri": f"postgresql://me:{secret}@host/db"}
+    assert masked_values({"mlflow": mlflow}) == {"mlflow": {"uri": "postgresql://***@host/db"}}
+    for enabled in (True, False):
+        with pytest.raises(UserError, match=r"write %27 for '.*%20 for a blank") as caught:
+            check_logger({"logger": {"mlflow": mlflow | {"enabled": enabled}}})
+        assert secret not in str(caught.value)
+    check_logger({"logger": {"mlflow": {"uri": "sqlite:////home/o'brien/a b/mlflow.db", "enabled": True}}})
 
 
 def test_addresses_of_other_options_keep_what_is_no_secret():
