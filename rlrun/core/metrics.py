@@ -12,14 +12,21 @@ from torch import Tensor
 class Means:
     """Running means of metrics. Tensors stay on their device until result()."""
 
-    def __init__(self) -> None:
+    def __init__(self, many: bool = False) -> None:
+        """many: whether millions of values may come, so that tensors are summed in float64. A sum in float32 no longer
+        grows from 2^24 values on."""
+        self.many = many
         self.sums: dict[str, Tensor | float] = {}
         self.counts: dict[str, int] = {}
 
     def add(self, metrics: Mapping[str, Tensor | float]) -> None:
         for name, value in metrics.items():
             value = value.detach() if isinstance(value, Tensor) else float(value)
-            self.sums[name] = self.sums[name] + value if name in self.sums else value
+            if name in self.sums:
+                value = self.sums[name] + value  # in float64 if the sum is
+            elif self.many and isinstance(value, Tensor):
+                value = value.double()
+            self.sums[name] = value
             self.counts[name] = self.counts.get(name, 0) + 1
 
     def tensors(self) -> dict[str, Tensor | float]:

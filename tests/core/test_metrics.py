@@ -7,6 +7,7 @@ import statistics
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from rlrun.core.duties import Progress
 from rlrun.core.logs import LogConfig, Logs
@@ -31,6 +32,18 @@ def test_statistics_are_those_of_the_last_episodes_of_the_window():
     assert told["episode_length_mean"] == pytest.approx(statistics.mean(lengths[-7:]))
     assert (told["episode_length_min"], told["episode_length_max"]) == (min(lengths[-7:]), max(lengths[-7:]))
     assert told["info/x"] == 46.0 and told["episodes"] == 50
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.int64, None])
+def test_means_of_very_many_values_are_exact(kind):
+    logs = Logs(LogConfig(every_sec=None, every_steps="auto"), 10**10, SimpleNamespace(), Progress(), Timers())
+    value = 1.0 if kind is None else torch.tensor(1, dtype=kind)
+    for means in (logs.learn, logs.sample):
+        means.add({"loss": value})
+        means.sums["loss"], means.counts["loss"] = means.sums["loss"] * 2**24, 2**24
+        for _ in range(3):
+            means.add({"loss": value})
+        assert means.result() == {"loss": 1.0} and means.sums == {}
 
 
 def rows(cfg: LogConfig, total: int, batch: int, until: int | None = None, begin: int = 0) -> list[int]:
