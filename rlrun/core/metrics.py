@@ -77,10 +77,12 @@ class EpisodeStatistics:
         self.infos: deque[Mapping[str, float]] = deque(maxlen=window)
         self.count = 0
         self.regrets: dict[str, float] = {}  # sums over all finished episodes
+        self.known_mean: float | None = None  # of these returns, once it was asked for
 
     def add(self, ret: float, length: int, info: Mapping[str, float]) -> None:
         """Adds one episode. `info` holds the numeric entries of the environment's info."""
         self.returns.append(ret)
+        self.known_mean = None
         self.lengths.append(length)
         self.infos.append(info)
         self.count += 1
@@ -94,7 +96,9 @@ class EpisodeStatistics:
 
     @property
     def mean(self) -> float | None:
-        return sum(self.returns) / len(self.returns) if self.returns else None
+        if self.known_mean is None and self.returns:  # every tick asks several times, and the window may be long
+            self.known_mean = sum(self.returns) / len(self.returns)
+        return self.known_mean
 
     def metrics(self) -> dict[str, float | int | None]:
         if not self.returns:
@@ -142,6 +146,7 @@ class EpisodeStatistics:
 
     def load(self, state: dict) -> None:
         self.returns.extend(state["returns"])
+        self.known_mean = None
         self.lengths.extend(state["lengths"])
         self.infos.extend(state.get("infos", []))
         self.count = state["count"]

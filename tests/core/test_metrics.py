@@ -4,6 +4,7 @@ import itertools
 import math
 import random
 import statistics
+from collections import deque
 from types import SimpleNamespace
 
 import pytest
@@ -32,6 +33,25 @@ def test_statistics_are_those_of_the_last_episodes_of_the_window():
     assert told["episode_length_mean"] == pytest.approx(statistics.mean(lengths[-7:]))
     assert (told["episode_length_min"], told["episode_length_max"]) == (min(lengths[-7:]), max(lengths[-7:]))
     assert told["info/x"] == 46.0 and told["episodes"] == 50
+
+
+def test_the_mean_of_a_window_is_summed_once_for_as_long_as_no_episode_ends():
+    class Counted(deque):
+        sums = 0
+
+        def __iter__(self):
+            self.sums += 1
+            return super().__iter__()
+
+    made, other = EpisodeStatistics(window=3), EpisodeStatistics(window=3)
+    other.add(7.0, 1, {})
+    assert made.mean is None
+    made.returns = Counted(maxlen=3)
+    for number, mean in enumerate([1.0, 2.0, 3.0, 5.0]):
+        made.add([1.0, 3.0, 5.0, 7.0][number], 1, {})
+        assert [made.mean, made.mean, made.mean] == [mean] * 3 and made.returns.sums == number + 1
+    made.load(other.state())
+    assert made.mean == (5.0 + 7.0 + 7.0) / 3
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.int64, None])
