@@ -135,13 +135,13 @@ def begin(words: list[str], flags: dict[str, Any]) -> int:
     names = [name for name, _ in jobs]
     check_free(flags, names)
     check = JobCheck(plans=jobs_run_here(flags))
-    configs = [check(job, name) for name, job in jobs]  # all are checked now: the last may begin hours from now
+    config = check.all(jobs)  # all are checked now: the last may begin hours from now
     if flags["--dry-run"]:
         for name, job in jobs:
             print(masked(f"{name}: rlrun train {' '.join(job)}"))
         print(f"{len(jobs)} job{'s' if len(jobs) > 1 else ''}")
         return 0
-    return launch(flags, names, words, jobs, configs[0])
+    return launch(flags, names, words, jobs, config)
 
 
 def search(words: list[str], space: Any, own: list[str], flags: dict[str, Any]) -> int:

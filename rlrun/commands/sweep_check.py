@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +14,7 @@ from rlrun.cli import compose
 from rlrun.core.errors import UserError
 from rlrun.experiments.grid import Interval, bare
 
+TELL_SEC = 10.0  # between two sentences that say how many jobs are checked
 GOLDEN = 0.618033988749895  # share of an interval below a value that is whole in hardly any interval
 
 
@@ -22,6 +26,8 @@ class JobCheck:
         compared. cwd: the folder in which they run; None: this one."""
         self.planned: set[str] | None = set() if plans else None
         self.compares, self.cwd = compares, cwd
+        # By the words of jobs without their seeds: a hash of the options of each such job that was checked.
+        self.options: dict[tuple[str, ...], list[int]] = {}
 
     def __call__(self, words: Sequence[str], name: str) -> dict[str, Any]:
         """The plain config of a job. UserError with the job's name where it would not start."""
@@ -30,6 +36,32 @@ class JobCheck:
         if self.compares:
             check_returns(config)
         return config
+
+    def all(self, jobs: Sequence[tuple[str, Sequence[str]]]) -> dict[str, Any]:
+        """Checks jobs, given their names and words, and returns the plain config of the first. Says how far it is."""
+        first: dict[str, Any] = {}
+        told = time.monotonic()
+        for number, (name, words) in enumerate(jobs):
+            if not self._differs_in_seed(words):
+                config = self(words, name)
+                options = json.dumps({**config, "seed": None}, sort_keys=True, default=str)
+                self.options.setdefault(without_seed(words), []).append(hash(options))
+                first = first or config
+            if time.monotonic() - told >= TELL_SEC:
+                told = time.monotonic()
+                print(f"  checked {number + 1} of {len(jobs)} jobs", file=sys.stderr, flush=True)
+        return first
+
+    def _differs_in_seed(self, words: Sequence[str]) -> bool:
+        """Whether two jobs were checked that differ from this one in the seed alone, and in no option that takes it."""
+        whole = all(re.fullmatch(r"seed=(0|[1-9]\d{0,8})", word) for word in words if word.startswith("seed="))
+        checked_before = self.options.get(without_seed(words), [])
+        return whole and len(checked_before) > 1 and len(set(checked_before)) == 1
+
+
+def without_seed(words: Sequence[str]) -> tuple[str, ...]:
+    """The words of a job but for its seed."""
+    return tuple(word for word in words if not word.startswith("seed="))
 
 
 def check_returns(config: dict[str, Any]) -> None:

@@ -107,7 +107,8 @@ class Stops:
 
     def _found(self, clock: Clock) -> tuple[str, str] | None:
         cfg, progress = self.cfg, self.progress
-        episodes, mean = progress.episodes, progress.episodes.mean
+        episodes = progress.episodes
+        mean = None if cfg.return_mean is None else episodes.mean
         if self.signals.stop is not None:
             return "INTERRUPTED", f"{self.signals.stop.name} received"
         if self.asked is not None:

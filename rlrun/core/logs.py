@@ -87,7 +87,7 @@ class Logs:
         """total: env steps of the whole run. from_data: whether env steps count rows that are learnt from."""
         self.from_data = from_data
         self.cfg, self.total, self.logger, self.progress, self.timers = cfg, total, logger, progress, timers
-        self.learn, self.sample = Means(), Means()
+        self.learn, self.sample = Means(many=True), Means(many=True)
         self.last_steps = 0
         self.next = math.inf
         self.begin_clock()

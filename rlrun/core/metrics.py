@@ -12,14 +12,21 @@ from torch import Tensor
 class Means:
     """Running means of metrics. Tensors stay on their device until result()."""
 
-    def __init__(self) -> None:
+    def __init__(self, many: bool = False) -> None:
+        """many: whether millions of values may come, so that tensors are summed in float64. A sum in float32 no longer
+        grows from 2^24 values on."""
+        self.many = many
         self.sums: dict[str, Tensor | float] = {}
         self.counts: dict[str, int] = {}
 
     def add(self, metrics: Mapping[str, Tensor | float]) -> None:
         for name, value in metrics.items():
             value = value.detach() if isinstance(value, Tensor) else float(value)
-            self.sums[name] = self.sums[name] + value if name in self.sums else value
+            if name in self.sums:
+                value = self.sums[name] + value  # in float64 if the sum is
+            elif self.many and isinstance(value, Tensor):
+                value = value.double()
+            self.sums[name] = value
             self.counts[name] = self.counts.get(name, 0) + 1
 
     def tensors(self) -> dict[str, Tensor | float]:
@@ -70,10 +77,12 @@ class EpisodeStatistics:
         self.infos: deque[Mapping[str, float]] = deque(maxlen=window)
         self.count = 0
         self.regrets: dict[str, float] = {}  # sums over all finished episodes
+        self.known_mean: float | None = None  # of these returns, once it was asked for
 
     def add(self, ret: float, length: int, info: Mapping[str, float]) -> None:
         """Adds one episode. `info` holds the numeric entries of the environment's info."""
         self.returns.append(ret)
+        self.known_mean = None
         self.lengths.append(length)
         self.infos.append(info)
         self.count += 1
@@ -87,7 +96,9 @@ class EpisodeStatistics:
 
     @property
     def mean(self) -> float | None:
-        return sum(self.returns) / len(self.returns) if self.returns else None
+        if self.known_mean is None and self.returns:  # every tick asks several times, and the window may be long
+            self.known_mean = sum(self.returns) / len(self.returns)
+        return self.known_mean
 
     def metrics(self) -> dict[str, float | int | None]:
         if not self.returns:
@@ -135,6 +146,7 @@ class EpisodeStatistics:
 
     def load(self, state: dict) -> None:
         self.returns.extend(state["returns"])
+        self.known_mean = None
         self.lengths.extend(state["lengths"])
         self.infos.extend(state.get("infos", []))
         self.count = state["count"]

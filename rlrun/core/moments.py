@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rlrun.core.ranks import Ranks
+from rlrun.core.ranks import ALONE, Ranks
 
 
 class Moments(NamedTuple):
@@ -80,6 +80,16 @@ class RunningMoments(nn.Module):
     def variance(self) -> Tensor:
         """The variance of all samples; it is 1 before the second sample."""
         return torch.where(self.count > 1, self.m2 / self.count.clamp(min=1), torch.ones_like(self.m2))
+
+
+def fold(kept: list[Any], new: Any) -> None:
+    """Appends what Policy.moments() returned. Where it and the last one are lists of moments, they become one, so that
+    no more is kept for many rows than for a few."""
+    if kept and all(isinstance(one, list) and all(isinstance(m, Moments) for m in one) for one in (kept[-1], new)):
+        pairs = zip(kept[-1], new, strict=True)
+        kept[-1] = [merged(pair, torch.as_tensor(pair[0].mean).shape, ALONE) for pair in pairs]
+    else:
+        kept.append(new)
 
 
 def merged(parts: Sequence[Moments], shape: torch.Size, ranks: Ranks) -> Moments:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.errors import RunFailed, UserError
+from rlrun.core.moments import fold
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.dataflow.slots import Fragment, Header
@@ -98,12 +99,12 @@ class Shelf:
     ) -> list[Any] | None:
         """Reads until the ring is full or the set has been read once.
 
-        Returns what moments(rows) returned, except None, for the rows [T, 1] of the whole set. If it is larger than
-        memory, it is read once more for that, which may take long; None if the run is stopping meanwhile. Raises
-        UserError if no row can be learnt from."""
+        Returns what moments(rows) returned, except None, for the rows [T, 1] of the whole set. Lists of moments are
+        merged into one. If the set is larger than memory, it is read once more for that, which may take long; None if
+        the run is stopping meanwhile. Raises UserError if no row can be learnt from."""
         found: list[Any] = []
         if moments is not None:
-            self.seen = lambda rows: found.append(moments(rows))
+            self.seen = lambda rows: fold(found, moments(rows))
         self._fill()
         self.seen = _nothing
         if moments is not None and not self.whole and any(one is not None for one in found):
@@ -113,7 +114,7 @@ class Shelf:
             for rows in self._all_rows():
                 if stopping():
                     return None
-                found.append(moments(rows))
+                fold(found, moments(rows))
         return [one for one in found if one is not None]
 
     def _fill(self) -> None:

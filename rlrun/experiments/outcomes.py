@@ -14,6 +14,7 @@ from rlrun.core.run_lock import held
 from rlrun.core.saved_files import check_run_config, read_summary
 
 DONE = ("COMPLETED", "STOPPED")  # the statuses of a run that has nothing left to do
+TAIL_BYTES = 16384  # of progress.jsonl that are read first to find its last row
 LOST = 255  # the exit code of a job that a queue has ended, or whose machine was lost; no job of rlrun's has it
 
 
@@ -130,10 +131,20 @@ def last_row(run_dir: Path) -> dict[str, Any] | None:
     try:
         with (run_dir / "progress.jsonl").open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - 16384))
-            lines = file.read().split(b"\n")
+            length = TAIL_BYTES
+            while True:
+                begin = file.seek(max(0, size - length))
+                lines = file.read(size - begin).split(b"\n")
+                # The first line may have lost its beginning.
+                if (row := _last_of(lines if begin == 0 else lines[1:])) is not None or begin == 0:
+                    return row
+                length *= 4  # rows of very many numbers are longer
     except OSError:
         return None
+
+
+def _last_of(lines: list[bytes]) -> dict[str, Any] | None:
+    """The last line that is a row."""
     for line in reversed(lines):
         try:
             row = json.loads(line)

@@ -128,7 +128,13 @@ class Trials:
         )
         self.trials: dict[str, Any] = {}
         self.again: list[tuple[Any, TrainingJob]] = []  # jobs of an earlier session that the study has no result for
+        # Counted here, because asking the study for its trials takes the longer the more it has.
+        self.drawn = begun
+        # Trials of earlier sessions that must not run again, by number, and their statuses.
+        self.over: dict[int, str] = {}
         for frozen in self.study.trials:
+            if frozen.state in (found.trial.TrialState.PRUNED, found.trial.TrialState.FAIL):
+                self.over[frozen.number] = "PRUNED" if frozen.state == found.trial.TrialState.PRUNED else "FAILED"
             if frozen.state == found.trial.TrialState.RUNNING:
                 self.seen[frozen.number] = _Seen(rung=max(frozen.intermediate_values, default=0))
                 trial = found.trial.Trial(self.study, frozen._trial_id)
@@ -170,8 +176,9 @@ class Trials:
             trial, job = self.again.pop(0)
             self.trials[job.name] = trial
             return job
-        while len(self.study.trials) < self.count:
+        while self.drawn < self.count:
             trial = self.study.ask()
+            self.drawn += 1
             job = self._job(trial.number, self._draw(trial))
             try:
                 self.check(job.words, job.name)
@@ -224,14 +231,13 @@ class Trials:
             self.study.tell(trial, state=state.FAIL)
 
     def status(self, name: str) -> str | None:
-        """PRUNED or FAILED for a job that must not run again; None for others."""
-        number = int(name.split("-", 1)[0])
-        states = {trial.number: trial.state.name for trial in self.study.trials}
-        return {"PRUNED": "PRUNED", "FAIL": "FAILED"}.get(states.get(number, ""))
+        """PRUNED or FAILED for a job of an earlier session that must not run again; None for others."""
+        return self.over.get(int(name.split("-", 1)[0]))
 
     def best(self) -> str | None:
         """A sentence with the best run's return and words; None where no run is complete."""
-        complete = [trial for trial in self.study.trials if trial.value is not None and trial.state.name == "COMPLETE"]
+        all_trials = self.study.get_trials(deepcopy=False)
+        complete = [trial for trial in all_trials if trial.value is not None and trial.state.name == "COMPLETE"]
         if not complete:
             return None
         top = max(complete, key=lambda trial: trial.value)

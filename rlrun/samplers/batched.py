@@ -58,7 +58,8 @@ def env_process(pipe: Connection, job: EnvJob) -> None:
     """Steps environments for the inference thread.
 
     Receives (group, slot, t), where t is BEGIN to write the observation of row 0, or the row to step. Answers with
-    (group, (live, agent_steps), episodes, row, seconds, returns, failures) when that is done.
+    (group, (live, agent_steps), episodes, row, seconds, returns, failures) when that is done. Episodes, returns and
+    failures are sent with the last row of a fragment alone, because they are those of the whole fragment.
     """
     plan, first = job.plan, job.number * GROUPS
     groups = [
@@ -100,11 +101,11 @@ def env_process(pipe: Connection, job: EnvJob) -> None:
             (
                 group,
                 (columns.live, columns.agent_steps),
-                tuple(columns.episodes),
+                tuple(columns.episodes) if t == last else (),
                 columns.row,
                 time.perf_counter() - started,
                 columns.return_moments() if t == last else None,
-                tuple(columns.failures),
+                tuple(columns.failures) if t == last else (),
             )
         )
 

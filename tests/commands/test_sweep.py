@@ -11,6 +11,7 @@ import time
 import pytest
 
 from rlrun.cli import _dispatch
+from rlrun.commands.sweep_check import JobCheck
 from rlrun.core.errors import UserError
 
 QUICK = ["env=CartPole-v1", "logger=[]", "resources=debug", "env_steps=600", "log_every_sec=0.2"]
@@ -236,6 +237,32 @@ def test_jobs_that_differ_in_seeds_and_fractions_are_planned_once(monkeypatch, c
     words = ["algo=pg", *QUICK, "algo.batch_size=200,400", "algo.lr=1e-3,1e-2", "seed=1,2", "--dry-run"]
     assert _dispatch(["sweep", *words]) == 0
     assert planned == [200, 400] and "8 jobs" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("seeds", "takes_seed", "count"),
+    [
+        ([1, 2, 3, 4], False, 4),  # two of each algorithm
+        ([1, 2, 3, 4], True, 8),
+        ([1, 2, 3, -4], False, 6),
+        ([1, 2, "x", "1e3"], False, 8),
+    ],
+)
+def test_jobs_that_differ_in_the_seed_alone_are_not_all_composed(seeds, takes_seed, count, monkeypatch, capsys):
+    """Composing takes 0.3 s of a core, and no job's config but the first is kept."""
+    composed = []
+
+    def checked(words, name, planned):
+        composed.append(name)
+        algo, seed = (word.split("=")[1] for word in words)
+        return {"algo": algo, "seed": seed, "path": seed if takes_seed else "here"}
+
+    monkeypatch.setattr("rlrun.commands.sweep_check.checked", checked)
+    monkeypatch.setattr("rlrun.commands.sweep_check.TELL_SEC", 0.0)
+    jobs = [(f"{algo}-{seed}", (f"algo={algo}", f"seed={seed}")) for algo in ("pg", "a2c") for seed in seeds]
+    assert JobCheck(plans=False).all(jobs) == checked(jobs[0][1], "again", None)
+    assert len(composed) - 1 == count
+    assert capsys.readouterr().err.splitlines()[-1] == "  checked 8 of 8 jobs"
 
 
 def test_what_learns_from_data_is_swept_without_an_environment(tmp_path, capsys):

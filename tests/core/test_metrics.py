@@ -4,9 +4,11 @@ import itertools
 import math
 import random
 import statistics
+from collections import deque
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from rlrun.core.duties import Progress
 from rlrun.core.logs import LogConfig, Logs
@@ -31,6 +33,37 @@ def test_statistics_are_those_of_the_last_episodes_of_the_window():
     assert told["episode_length_mean"] == pytest.approx(statistics.mean(lengths[-7:]))
     assert (told["episode_length_min"], told["episode_length_max"]) == (min(lengths[-7:]), max(lengths[-7:]))
     assert told["info/x"] == 46.0 and told["episodes"] == 50
+
+
+def test_the_mean_of_a_window_is_summed_once_for_as_long_as_no_episode_ends():
+    class Counted(deque):
+        sums = 0
+
+        def __iter__(self):
+            self.sums += 1
+            return super().__iter__()
+
+    made, other = EpisodeStatistics(window=3), EpisodeStatistics(window=3)
+    other.add(7.0, 1, {})
+    assert made.mean is None
+    made.returns = Counted(maxlen=3)
+    for number, mean in enumerate([1.0, 2.0, 3.0, 5.0]):
+        made.add([1.0, 3.0, 5.0, 7.0][number], 1, {})
+        assert [made.mean, made.mean, made.mean] == [mean] * 3 and made.returns.sums == number + 1
+    made.load(other.state())
+    assert made.mean == (5.0 + 7.0 + 7.0) / 3
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.int64, None])
+def test_means_of_very_many_values_are_exact(kind):
+    logs = Logs(LogConfig(every_sec=None, every_steps="auto"), 10**10, SimpleNamespace(), Progress(), Timers())
+    value = 1.0 if kind is None else torch.tensor(1, dtype=kind)
+    for means in (logs.learn, logs.sample):
+        means.add({"loss": value})
+        means.sums["loss"], means.counts["loss"] = means.sums["loss"] * 2**24, 2**24
+        for _ in range(3):
+            means.add({"loss": value})
+        assert means.result() == {"loss": 1.0} and means.sums == {}
 
 
 def rows(cfg: LogConfig, total: int, batch: int, until: int | None = None, begin: int = 0) -> list[int]:

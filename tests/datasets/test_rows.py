@@ -13,6 +13,7 @@ from rlrun.config.types import typed
 from rlrun.core.algorithm import FromReplay
 from rlrun.core.batch import Batch, Field
 from rlrun.core.errors import RunFailed, UserError
+from rlrun.core.moments import moments_of
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Box, Discrete, MultiDiscrete, Nested
@@ -529,6 +530,14 @@ def test_moments_are_those_of_the_whole_set(buffer, pieces, written, monkeypatch
     kept = [one for one in given_ if one.ret >= 0.0]
     expected = np.concatenate([one.obs["observation"][one.valid] for one in kept])
     assert sorted(torch.cat(found).tolist()) == sorted([*expected.tolist(), *expected.tolist()])
+    rows.close()
+    rows = DataRows(pairs, needs(), cfg, memory, Seeds(0), 0, torch.device("cpu"))
+    each = rows.read(lambda batch: [moments_of(batch.obs.observation[:-1][batch.valid])])
+    whole = moments_of(torch.from_numpy(expected))
+    assert len(each) == 2, "they are merged while a set is read, and not kept for each of its parts"
+    for (one,) in each:
+        assert one.samples == whole.samples
+        assert torch.allclose(one.mean, whole.mean, rtol=1e-12) and torch.allclose(one.m2, whole.m2, rtol=1e-12)
     rows.close()
 
 

@@ -316,9 +316,13 @@ def test_what_is_quoted_reaches_hydra_whole():
         assert OverridesParser.create().parse_override(f"run_dir={quoted(text)}").value() == text
 
 
-def test_the_last_row_of_a_torn_file(tmp_path):
+@pytest.mark.parametrize("size", [900, 20_000, 300_000])
+def test_the_last_row_of_a_torn_file(size, tmp_path):
+    """Whatever the size of rows is: those of hundreds of agents take more than 16 KiB."""
     assert last_row(tmp_path) is None
-    rows = [json.dumps({"env_steps": number, "filler": "x" * 900}) for number in range(100)]
+    (tmp_path / "progress.jsonl").write_text('{"env_steps": 10')
+    assert last_row(tmp_path) is None
+    rows = [json.dumps({"env_steps": number, "filler": "x" * size}) for number in range(100)]
     (tmp_path / "progress.jsonl").write_text("\n".join(rows) + '\n{"env_steps": 10')
     assert last_row(tmp_path)["env_steps"] == 99
 

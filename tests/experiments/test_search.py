@@ -172,6 +172,23 @@ def test_a_job_that_the_queue_lost_goes_on_later(tmp_path):
     assert later.status(first.name) is None and later.status(second.name) == "FAILED"
 
 
+def test_the_study_is_not_read_again_for_every_question(tmp_path, monkeypatch):
+    """A sweep asks for the next job five times a second until its last run has ended, and for the status of every job
+    when it goes on. The study copies all of its trials whenever it is asked for them."""
+    supply = trials(tmp_path, count=3)
+    jobs = [supply.next() for _ in range(3)]
+    finish(supply, jobs[0], 1.0)
+    finish(supply, jobs[1], None, "PRUNED")
+    finish(supply, jobs[2], None, "FAILED")
+    for goes_on in (supply, trials(tmp_path, count=3)):
+        with monkeypatch.context() as patch:
+            patch.setattr(type(goes_on.study), "get_trials", None)
+            assert goes_on.next() is None
+            goes_on.status(jobs[0].name)
+    assert [goes_on.status(job.name) for job in jobs] == [None, "PRUNED", "FAILED"]
+    assert trials(tmp_path, count=4).next().name.startswith("003")
+
+
 def test_a_study_whose_last_line_was_cut_goes_on(tmp_path, capsys):
     """Optuna appends to it, and could read nothing that comes later."""
     supply = trials(tmp_path, count=3)

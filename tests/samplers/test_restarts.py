@@ -174,13 +174,13 @@ class Script:
     """In place of a pipe: says what is listed and then ends."""
 
     def __init__(self, said):
-        self.said = iter(said)
+        self.said, self.heard = iter(said), []
 
     def recv(self):
         return next(self.said)
 
     def send(self, message):
-        pass
+        self.heard.append(message)
 
 
 def test_rows_of_a_fragment_that_is_not_finished_are_lost_though_another_group_hands_one_over(typed):
@@ -197,6 +197,25 @@ def test_rows_of_a_fragment_that_is_not_finished_are_lost_though_another_group_h
             assert pulses.of(0).unfinished == rows
     finally:
         watch(None)
+
+
+def test_episodes_and_failures_are_sent_once_with_the_last_row(typed, tmp_path):
+    """Sent with every row, they would cost the square of a fragment's rows."""
+    fault = ("++env.kwargs.fail_at=12", "++env.kwargs.fault=raise", f"++env.kwargs.once={tmp_path / 'failed'}")
+    words = ("algo.fragment_length=20", "algo.batch_size=80", "resources.restarts=3")
+    plan = counting(typed, "batched", *words, *fault).sampler_plan(0)
+    slots, pulses = Slots(plan.layout, 1), Pulses(1)
+    slots.memory.zero_()
+    pulses.begin(0)
+    script = Script([(0, 0, t) for t in range(BEGIN, plan.layout["reward"].shape[0])])
+    try:
+        with pytest.raises(StopIteration):
+            env_process(script, EnvJob(0, plan, slots, (pulses, 0)))
+    finally:
+        watch(None)
+    *others, whole = script.heard[1:]
+    assert all(one[2] == one[6] == () for one in others)
+    assert len(whole[2]) >= 2 and len(whole[6]) >= 1
 
 
 @pytest.mark.parametrize("kind", ["local", "batched"])
