@@ -137,10 +137,11 @@ class Mirror:
         length, crc = known["offered"]
         return max(length, known["offset"]) > self._size() or self._crc(length) != crc
 
-    def _crc(self, length: int) -> int:
-        """The CRC-32 of so many bytes at the beginning of progress.jsonl."""
-        crc = 0
+    def _crc(self, length: int, known: int = 0, crc: int = 0) -> int:
+        """The CRC-32 of so many bytes at the beginning of progress.jsonl. crc: that of the first `known` ones."""
         with suppress(FileNotFoundError), (self.run_dir / "progress.jsonl").open("rb") as file:
+            file.seek(known)
+            length -= known
             while part := file.read(min(PART_BYTES, length)):
                 crc, length = zlib.crc32(part, crc), length - len(part)
         return crc
@@ -292,7 +293,9 @@ class Mirror:
         sessions, names = self._sessions(), Names(self.memory["names"])
         last = max((after for after, _ in self._rows(end)), default=end)
         if last > end:
-            self.memory["offered"] = [last, self._crc(last)]
+            # It goes on from what was offered before, because the whole file may be large.
+            length, crc = self.memory["offered"]
+            self.memory["offered"] = [last, self._crc(last, length, crc) if length <= last else self._crc(last)]
             self._write()
 
         def flush() -> None:
