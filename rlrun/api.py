@@ -225,8 +225,8 @@ def sweep(
         code = command.begin(words, flags)
     folder = Path(flags["--dir"])
     if code > 128:
-        command = f"rlrun sweep --resume {shlex.quote(str(folder))}"
-        raise KeyboardInterrupt(f"the sweep has saved its runs: {command} goes on")
+        resume = f"rlrun sweep --resume {shlex.quote(str(folder))}"
+        raise KeyboardInterrupt(f"the sweep has saved its runs: {resume} goes on")
     made: list[Row] = json.loads((folder / "outcomes.json").read_text())
     return [{**one, "run_dir": folder / one["run_dir"]} for one in made]
 

@@ -56,9 +56,10 @@ def common(spaces: Mapping[str, Space], what: str, name: str) -> tuple[Space, st
         if what == "observation":
             low, high = (f(getattr(space, end)[0] for space in kinds) for f, end in ((min, "low"), (max, "high")))
             widest = replace(widest, low=(low,), high=(high,))  # type: ignore[arg-type]
-        elif not widest.bounded:  # each agent's numbers are clipped to its own bounds, and rounded by its own parts
-            widest = replace(widest, dtype="float32", low=(-inf,) * widest.size, high=(inf,) * widest.size)  # type: ignore[union-attr]
-        elif widest.whole:
+        elif isinstance(widest, Box) and not widest.bounded:
+            # Each agent's numbers are clipped to its own bounds, and rounded by its own parts.
+            widest = replace(widest, dtype="float32", low=(-inf,) * widest.size, high=(inf,) * widest.size)
+        elif isinstance(widest, Box) and widest.whole:
             widest = replace(widest, dtype="float32")
     if widest is None:
         other = next(agent for agent, space in spaces.items() if space != first)
