@@ -610,16 +610,12 @@ def test_a_hang_in_the_runs_own_process_is_survived_or_ends_the_run(tmp_path, ca
 
 @pytest.mark.parametrize("command", [True, False], ids=["a command", "a Python program"])
 def test_a_run_whose_output_nobody_reads_any_more(tmp_path, monkeypatch, capfd, command):
-    """A command trains to its end. In a Python program, whose outputs stay its own, the run saves what it has learnt."""
+    """It trains to its end and closes its loggers. A Python program's outputs stay its own."""
     reads, writes = os.pipe()
 
     class Leaves(Callback):
-        def on_log(self, row):
-            if not self.gone:
-                os.close(reads)
-            self.gone = True
-
-        gone = False
+        def on_start(self, run):
+            os.close(reads)
 
     words = ["env=CartPole-v1", "resources.inference=serial", "resources.exact=false", "checkpoint.every=null", "log_every_steps=100", "logger=[console]"]
     monkeypatch.setattr(session, "make_callbacks", lambda *given: [Leaves()])
@@ -628,16 +624,13 @@ def test_a_run_whose_output_nobody_reads_any_more(tmp_path, monkeypatch, capfd, 
     monkeypatch.setattr(sys, "stderr", output)
     if command:
         go_on_unread()
-        assert train(tmp_path, *words, "env_steps=400") == 0
-    else:
-        with pytest.raises(BrokenPipeError):  # by the words that say how the run ended
-            train(tmp_path, *words, "env_steps=400")
+    assert train(tmp_path, *words, "env_steps=400") == 0
     with suppress(BrokenPipeError):
         output.close()
     summary = json.loads((tmp_path / "summary.json").read_text())
     last = json.loads((tmp_path / "progress.jsonl").read_text().splitlines()[-1])
     assert [int(name) for name in checkpoints_of(tmp_path).names()] == [summary["env_steps"]] == [last["env_steps"]]
-    assert summary["status"] == ("COMPLETED" if command else "FAILED") and (summary["env_steps"] >= 400) == command
+    assert summary["status"] == "COMPLETED" and summary["env_steps"] >= 400
     assert capfd.readouterr().err.count(f"the run goes on (Ctrl-C saves and ends it); {tmp_path}") == command
 
 
