@@ -200,6 +200,7 @@ class Pool:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+            announce("")  # no job goes on
             self.view.close(self.outcomes)
         return self.outcomes
 

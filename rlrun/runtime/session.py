@@ -129,6 +129,7 @@ def run(
             directory.summary(**directory.known | {"status": "FAILED", "reason": said})
         raise RunFailed(said) from error
     finally:
+        announce("")
         signals.restore()
         directory.release()
 
@@ -179,6 +180,8 @@ class _Session:
         """Returns the exit code, or the checkpoint from which the run begins again."""
         error, checkpoint = self._train()
         job, signals = self.job, self.signals
+        if checkpoint is None:
+            announce("")  # the run no longer goes on
         summary = _summary(
             self.directory,
             status=job.status,

@@ -608,14 +608,19 @@ def test_a_hang_in_the_runs_own_process_is_survived_or_ends_the_run(tmp_path, ca
     assert resume(tmp_path / "fails") == 0
 
 
-@pytest.mark.parametrize("command", [True, False], ids=["a command", "a Python program"])
-def test_a_run_whose_output_nobody_reads_any_more(tmp_path, monkeypatch, capfd, command):
+@pytest.mark.parametrize(
+    ("command", "event"),
+    [(True, "on_start"), (True, "on_end"), (False, "on_start")],
+    ids=["a command", "a command's last words", "a Python program"],
+)
+def test_a_run_whose_output_nobody_reads_any_more(tmp_path, monkeypatch, capfd, command, event):
     """It trains to its end and closes its loggers. A Python program's outputs stay its own."""
     reads, writes = os.pipe()
 
     class Leaves(Callback):
-        def on_start(self, run):
-            os.close(reads)
+        pass
+
+    setattr(Leaves, event, lambda self, given: os.close(reads))
 
     words = ["env=CartPole-v1", "resources.inference=serial", "resources.exact=false", "checkpoint.every=null", "log_every_steps=100", "logger=[console]"]
     monkeypatch.setattr(session, "make_callbacks", lambda *given: [Leaves()])
@@ -631,7 +636,7 @@ def test_a_run_whose_output_nobody_reads_any_more(tmp_path, monkeypatch, capfd, 
     last = json.loads((tmp_path / "progress.jsonl").read_text().splitlines()[-1])
     assert [int(name) for name in checkpoints_of(tmp_path).names()] == [summary["env_steps"]] == [last["env_steps"]]
     assert summary["status"] == "COMPLETED" and summary["env_steps"] >= 400
-    assert capfd.readouterr().err.count(f"the run goes on (Ctrl-C saves and ends it); {tmp_path}") == command
+    assert capfd.readouterr().err.count(f"the run goes on (Ctrl-C saves and ends it); {tmp_path}") == (command and event == "on_start")
 
 
 def test_what_a_diverged_learner_has_learnt_is_not_saved(tmp_path, capfd):
