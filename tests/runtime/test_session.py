@@ -727,6 +727,8 @@ def test_a_run_without_a_checkpoint_says_what_can_be_done(tmp_path):
         resume(tmp_path / "run 1", "env_steps=400")
     with (tmp_path / "run 1" / "run.lock").open("w") as lock:  # as another process holds it
         fcntl.flock(lock, fcntl.LOCK_EX)
+        lock.write(f"process {os.getpid()} on another-container")
+        lock.flush()
         with pytest.raises(UserError, match="still going on and has saved nothing yet; wait for its first checkpoint"):
             load(tmp_path / "run 1")
     (tmp_path / "run 1" / "run.lock").unlink()
