@@ -16,10 +16,12 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlrun.cli import take_flags
+from rlrun.config.paths import options
 from rlrun.core.errors import UserError, check_name
 
 if TYPE_CHECKING:
@@ -46,19 +48,23 @@ def main(words: list[str]) -> int:
     if not made:
         raise UserError("; ".join(refused.values()))
     texts: dict[Path, str] = {}
-    for one, source in made:
+    names = [one.name for one, _ in made]
+    for (one, source), called in zip(made, renamed([one for one, _ in made]), strict=True):
+        text, one.name = one.text(source), called  # the file's head has RLlib's name
         place = folder / "tuned" / one.algo / f"{one.name}.yaml"
         if place in texts:
             raise UserError(f"two experiments are called {one.name}, and {place} has room for one of them")
-        texts[place] = one.text(source)
+        texts[place] = text
         if place.exists() and place.read_text() != texts[place] and not flags["--force"]:
             raise UserError(
                 f"{place} exists and differs from what would be written, so it may have been changed by hand (--force"
                 " overwrites it, --dir writes elsewhere)"
             )
     write(folder, texts, [one for one, _ in made], flags["--trust"])
-    for place, (one, _) in zip(texts, made, strict=True):
+    for place, (one, _), name in zip(texts, made, names, strict=True):
         print(f"{place}")
+        if one.name != name:
+            print(f"  {name} is called {one.name} here, because rlrun has a tuned file {one.algo}/{name} of its own")
         if not flags["--quiet"]:
             print("\n".join(told(one)))
         command = f"--config-dir {shlex.quote(str(folder))} {shlex.quote(f'tuned={one.algo}/{one.name}')}"
@@ -129,6 +135,18 @@ def parts(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def typeable(name: str) -> str:
     """Returns an experiment's name without what Hydra would need quotes for in tuned=NAME."""
     return re.sub(r"[^A-Za-z0-9_.+ -]+", "_", name).strip("_ ") or "experiment"
+
+
+def renamed(made: list[Imported]) -> list[str]:
+    """Returns names for the files of experiments: NAME-2 where rlrun has a tuned file NAME, which Hydra would read."""
+    own = set(options("tuned"))
+    taken = own | {f"{one.algo}/{one.name}" for one in made}
+    names = []
+    for one in made:
+        tried = (f"{one.name}-{number}" for number in count(2))
+        clashes = f"{one.algo}/{one.name}" in own
+        names.append(next(name for name in tried if f"{one.algo}/{name}" not in taken) if clashes else one.name)
+    return names
 
 
 def write(folder: Path, texts: dict[Path, str], made: list[Imported], trusted: bool) -> None:

@@ -28,7 +28,7 @@ import torch
 
 from rlrun.core.errors import Notice, RunFailed, UserError
 from rlrun.core.numbers import whole_number
-from rlrun.core.run_lock import held, holder
+from rlrun.core.run_lock import held, holder, this_process
 
 FORMAT = 1
 PARTS = ("policy", "algorithm", "sampler")  # the tensors of every run
@@ -352,7 +352,7 @@ class Checkpoints:
     def _why_none(self) -> str:
         """Says why there is no checkpoint, and what can be done. A run that is resumed holds its own lock."""
         run_dir = self.directory.parent
-        if held(run_dir) and not holder(run_dir).startswith(f"process {os.getpid()} "):
+        if held(run_dir) and holder(run_dir) != this_process():
             return (
                 "the run is still going on and has saved nothing yet; wait for its first checkpoint, which comes after"
                 " a minute unless checkpoint.first_sec says otherwise"

@@ -115,7 +115,10 @@ def told(error: BaseException, *ours: str) -> str:
 
     inside = [frame for frame in frames if Path(frame.filename).is_relative_to(package)]
     own = [frame for frame in frames if frame not in inside and not foreign(frame)]
-    named = [] if isinstance(error, SyntaxError) else own or inside or frames  # Python's sentence has the line itself
+    has_line = isinstance(error, SyntaxError) and not (error.filename or "<").startswith(
+        "<"
+    )  # of a file, not of a text
+    named = [] if has_line else own or inside or frames
     place = "".join(f" ({frame.filename}, line {frame.lineno})" for frame in named[-1:])
     said = " ".join(str(error).split())
     return f"{type(error).__name__}{': ' if said else ''}{said}{place}"

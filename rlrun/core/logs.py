@@ -14,6 +14,7 @@ import torch
 
 from rlrun.core.duties import Progress
 from rlrun.core.metrics import Means, finite
+from rlrun.core.outputs import tell
 from rlrun.core.schedule import Clock
 from rlrun.core.timing import Timers
 
@@ -49,7 +50,7 @@ class SecondLook:
                 return
             said = self.judge(self.env_sec / self.steps, self.env_sec / (now - self.begun))
             if said is not None:
-                print(f"  note: {said}", flush=True)
+                tell(f"  note: {said}")
                 self.judge = None
 
 

@@ -1,5 +1,5 @@
 """Outputs that nobody reads any more, as in `rlrun train ... | head`, and terminals that are gone. A command goes on
-without them to its end, because a run that trains for hours is worth more than its words."""
+without them to its end, and a run of a Python program too, because hours of training are worth more than words."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import errno
 import io
 import os
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 LOST = (errno.EPIPE, errno.EIO)  # errors of an output that nobody will ever read again: of a pipe, of a terminal
 
@@ -63,8 +63,18 @@ def go_on_unread() -> None:
 
 
 def announce(text: str) -> None:
-    """Sets what is said on stderr when nobody reads stdout any more."""
+    """Sets what is said on stderr when nobody reads stdout any more; an empty text says nothing."""
     _Announced.text = text
+
+
+def tell(text: str, file: TextIO | None = None) -> None:
+    """Prints words of a run or a sweep, by default to stdout. In a Python program, whose outputs are its own, words
+    that nobody reads any more are no reason to end what it has begun."""
+    try:
+        print(text, file=file, flush=True)
+    except OSError as error:
+        if error.errno not in LOST:
+            raise
 
 
 def to_nowhere(output: int) -> None:

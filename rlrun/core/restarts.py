@@ -14,6 +14,7 @@ import numpy as np
 
 from rlrun.core.env import Failure
 from rlrun.core.errors import EnvError, RunFailed
+from rlrun.core.outputs import tell
 
 AT_ONCE = 100  # steps after a restart within which a failure is one that "comes back at once"
 # What fails at once so often, in a row and with the same sentence, is broken. A process takes seconds to start.
@@ -21,7 +22,7 @@ ENV_REPEATS, PROCESS_REPEATS = 5, 2
 
 
 def say(text: str) -> None:
-    print(f"  note: {text}", flush=True)
+    tell(f"  note: {text}")
 
 
 class Repeated:

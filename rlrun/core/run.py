@@ -31,6 +31,7 @@ from rlrun.core.learners import (
 )
 from rlrun.core.logs import LogConfig, Logger, Logs, SecondLook
 from rlrun.core.metrics import EpisodeStatistics, finite
+from rlrun.core.outputs import tell
 from rlrun.core.ranks import ALONE, Ranks
 from rlrun.core.restarts import Restarts, say
 from rlrun.core.schedule import Clock
@@ -235,7 +236,7 @@ class Run:
         self.kept[name] = thing
         self.stops.waits_for = getattr(thing, "waits_for", self.stops.waits_for)
         if self.restored_rows is not None and (said := load_kept(name, thing, self.restored_rows, 0)) is not None:
-            print(f"  {said}", flush=True)
+            tell(f"  {said}")
 
     def collected(self, headers: Sequence[FragmentHeader]) -> int:
         """Records the episodes of new fragments and the age of the weights that acted in them.

@@ -41,7 +41,7 @@ class RunLock:
                     self.file = file
                     with contextlib.suppress(OSError):  # a full disk; the lock holds without the name of its holder
                         os.ftruncate(file.fileno(), 0)
-                        os.write(file.fileno(), f"process {os.getpid()} on {platform.node()}".encode())
+                        os.write(file.fileno(), this_process().encode())
                     return
                 file.seek(0)
                 holder = file.read(200).strip()
@@ -75,6 +75,11 @@ class RunLock:
             self.path.unlink(missing_ok=True)
         self.file.close()
         self.file = None
+
+
+def this_process() -> str:
+    """What the locks of this process say about it. In containers, many processes have the same number."""
+    return f"process {os.getpid()} on {platform.node()}"
 
 
 def holder(directory: Path) -> str:

@@ -114,7 +114,8 @@ class MultiBinary:
         return f"MultiBinary({list(self.shape)})"
 
 
-# float64 rounds the largest number of these up, to one that they cannot hold. These are the ones before it.
+# float64 rounds the largest number of these up, to one that they cannot hold. These are the ones before it, for
+# bounds that a file has.
 LARGEST_WHOLE = {"int64": np.nextafter(2.0**63, 0.0), "uint64": np.nextafter(2.0**64, 0.0)}
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from rlrun.core.outputs import tell
 from rlrun.core.pulse import POLICY, Limits, Pulses, watch
 
 LOOK_SEC = 0.5
@@ -83,7 +84,7 @@ def _raise_in(ident: int, said: str) -> None:
 
 
 def _give_up(reason: str) -> None:
-    print(f"rlrun: {reason}", file=sys.stderr, flush=True)
+    tell(f"rlrun: {reason}", sys.stderr)
     os._exit(1)
 
 

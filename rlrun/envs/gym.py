@@ -219,7 +219,8 @@ def _made(cfg: SingleConfig, make: Callable[[], Any], how: str = "") -> Any:
     except Exception as error:  # the user's own constructor may raise anything
         if isinstance(error, gymnasium.error.DependencyNotInstalled | ImportError):
             check_present("gym", cfg.name)  # names rlrun's extra; a tuned file's env was not looked at before
-        raise UserError(f"env={cfg.name} cannot be made{how}: {told(error, __file__)}") from None
+        why = told(error, __file__, gymnasium.envs.registration.__file__)
+        raise UserError(f"env={cfg.name} cannot be made{how}: {why}") from None
 
 
 def _first(env: gymnasium.Env, name: str) -> Any:

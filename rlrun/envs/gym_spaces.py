@@ -35,6 +35,9 @@ def to_space(space: gymnasium.Space, what: str, name: str) -> Space:
         if what == "observation":
             bounds = (bounds[0].min(keepdims=True), bounds[1].max(keepdims=True))
         low, high = (tuple(float(x) for x in bound) for bound in bounds)
+        if what == "action" and not floating:
+            low = tuple(_within(x, bound, np.inf) for x, bound in zip(low, bounds[0], strict=True))
+            high = tuple(_within(x, bound, -np.inf) for x, bound in zip(high, bounds[1], strict=True))
         return Box(shape=tuple(space.shape), dtype=dtype, low=low, high=high)
     if isinstance(space, spaces.Dict | spaces.Tuple) and len(space.spaces):
         parts: dict[str, gymnasium.Space]
@@ -55,6 +58,12 @@ def to_space(space: gymnasium.Space, what: str, name: str) -> Space:
         f"{name} has the {what} space {space}; rlrun takes Box, Discrete, MultiDiscrete, MultiBinary, and Dict and"
         " Tuple of these"
     )
+
+
+def _within(rounded: float, bound: Any, inwards: float) -> float:
+    """A whole bound as the nearest float64 that is not beyond it. Large ones are rounded outwards or inwards."""
+    beyond = int(rounded) < int(bound) if inwards > 0 else int(rounded) > int(bound)
+    return float(np.nextafter(rounded, inwards)) if beyond else rounded
 
 
 def masks_of_agents(info: Any, agents: int) -> list[Any]:

@@ -267,11 +267,17 @@ def family_of(name: str, family: str | None = None, needed: bool = True) -> tupl
 
 
 def refuse_file(name: str) -> None:
-    """Raises UserError with the right name where env= names a Python file, as in my_env.py:MyEnv or my_env.MyEnv."""
+    """Raises UserError with the right name where env= names a Python file, as in my_env.py, my_env.py:MyEnv or
+    my_env.MyEnv."""
     found = re.fullmatch(r"(?:.*/)?(\w+)(\.py:|\.)(\w+)", name)
     if found is None:
         return
     module, between, part = found.groups()
+    if (between, part) == (".", "py"):
+        raise UserError(
+            f"env={name}: name the class too, as in env={module}:MyEnv; the file has to be in the current folder or on"
+            " PYTHONPATH"
+        )
     if between == ".py:" or (Path(f"{module}.py").is_file() and name not in gymnasium.registry):
         raise UserError(
             f"env={name}: {part} of a file {module}.py is named env={module}:{part}, and the file has to be in the"

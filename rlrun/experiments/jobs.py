@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from rlrun.config.words import quoted
 from rlrun.core.errors import UserError
-from rlrun.core.outputs import announce
+from rlrun.core.outputs import announce, tell
 from rlrun.core.run_lock import held, holder
 from rlrun.experiments.job_parent import PARENT
 from rlrun.experiments.outcomes import (
@@ -200,6 +200,7 @@ class Pool:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+            announce("")  # no job goes on
             self.view.close(self.outcomes)
         return self.outcomes
 
@@ -243,7 +244,7 @@ class Pool:
                 self.waiting.remove(one)
                 self._give_up(one.job, supply)
         while (job := supply.next()) is not None and held(job.run_dir):
-            print(f"  {job.name} waits: {job.run_dir} is in use by {holder(job.run_dir)}", flush=True)
+            tell(f"  {job.name} waits: {job.run_dir} is in use by {holder(job.run_dir)}")
             self.waiting.append(_Waiting(job, time.monotonic() + GRACE_SEC))
         return job
 

@@ -31,6 +31,7 @@ from rlrun.config.unused import flattened
 from rlrun.config.words import word
 from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError
+from rlrun.core.outputs import tell
 from rlrun.experiments.grid import Interval, Space
 from rlrun.experiments.outcomes import DONE, Outcome, TrainingJob, checkpoints, summary_of
 from rlrun.experiments.record import job_in
@@ -180,7 +181,7 @@ class PopulationTraining:
         member = self.queue.pop(0)
         self.out.add(member.name)
         if member.generation and not checkpoints(self.folder / member.name):
-            print(f"  {member.name} has lost its checkpoints and begins anew", flush=True)
+            tell(f"  {member.name} has lost its checkpoints and begins anew")
         job = job_in(self.folder, member.name, self._words(member))
         return replace(job, resume=(f"env_steps={self._target(member)}",))
 
@@ -233,12 +234,9 @@ class PopulationTraining:
             try:
                 self.check(self._words(replace(loser, values=values)), loser.name)
             except UserError as error:
-                print(f"  {loser.name} keeps its values: {error}", flush=True)
+                tell(f"  {loser.name} keeps its values: {error}")
                 continue
-            print(
-                f"  {loser.name} (return {shown(loser.score)}) takes over from {winner.name} ({shown(winner.score)})",
-                flush=True,
-            )
+            tell(f"  {loser.name} (return {shown(loser.score)}) takes over from {winner.name} ({shown(winner.score)})")
             self.pending.append([loser.name, winner.name, values])
         self.exploited = self.generation
         self._save()
@@ -251,7 +249,7 @@ class PopulationTraining:
             try:
                 take_over(self.folder / winner, self.folder / name, values)
             except (OSError, UserError, IndexError, KeyError, TypeError) as error:
-                print(f"  {name} could not take over: {type(error).__name__}: {error}", flush=True)
+                tell(f"  {name} could not take over: {type(error).__name__}: {error}")
                 continue
             members[name].history.append({"took_over": winner, "generation": self.generation, **values})
             members[name].values = values

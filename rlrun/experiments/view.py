@@ -8,6 +8,7 @@ from time import monotonic
 from typing import Any
 
 from rlrun.cli import printable
+from rlrun.core.outputs import tell
 from rlrun.experiments.jobs import View
 from rlrun.experiments.outcomes import Outcome
 from rlrun.loggers.console import duration
@@ -83,13 +84,12 @@ class JobLines:
                 self.said[outcome.job.name] = outcome.status, now
                 _, status, steps, mean, time, reason = cells(outcome)
                 facts = [f"{steps} env steps" if steps else "", f"return {mean}" if mean else "", time, reason]
-                print("  ".join([f"{status:<11} {outcome.job.name}", *(fact for fact in facts if fact)]), flush=True)
+                tell("  ".join([f"{status:<11} {outcome.job.name}", *(fact for fact in facts if fact)]))
 
     def close(self, outcomes: Sequence[Outcome]) -> None:
         self.show(outcomes)
-        print(
-            f"\n{text_table([cells(outcome) for outcome in outcomes])}\n{counts(outcomes, self.total - len(outcomes))}",
-            flush=True,
+        tell(
+            f"\n{text_table([cells(outcome) for outcome in outcomes])}\n{counts(outcomes, self.total - len(outcomes))}"
         )
 
 
@@ -125,10 +125,7 @@ class JobTable:
 
     def close(self, outcomes: Sequence[Outcome]) -> None:
         self.live.stop()
-        print(
-            f"{text_table([cells(outcome) for outcome in outcomes])}\n{counts(outcomes, self.total - len(outcomes))}",
-            flush=True,
-        )
+        tell(f"{text_table([cells(outcome) for outcome in outcomes])}\n{counts(outcomes, self.total - len(outcomes))}")
 
 
 def view(total: int) -> View:

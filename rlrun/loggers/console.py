@@ -8,6 +8,8 @@ import textwrap
 import time
 from typing import Any, NamedTuple
 
+from rlrun.core.outputs import tell
+
 LINE_SEC = 1.0  # at most one line is printed in this time, so that a fast run does not fill the terminal
 REFRESHES = 2  # times per second that the live view is drawn
 SHOWN = (
@@ -43,7 +45,7 @@ def say(text: str) -> None:
         width = max(40, shutil.get_terminal_size().columns - 1)
         lines = textwrap.wrap(text, width - 4, break_long_words=False, break_on_hyphens=False)
         text = "\n    ".join(lines)
-    print(f"  {text}", flush=True)
+    tell(f"  {text}")
 
 
 class End(NamedTuple):
@@ -103,12 +105,11 @@ class Lines:
         parts.append(duration(row["time_sec"]))
         if left := self.end.left(row):
             parts.append(f"left {left}")
-        print("  ".join(parts), flush=True)
+        tell("  ".join(parts))
 
     def close(self, status: str, summary: dict[str, Any]) -> None:
         if self.waiting is not None:
             self._print()
-        sys.stdout.flush()
 
 
 class Live:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlrun.core.checkpoint import write_atomically
+from rlrun.core.outputs import tell
 from rlrun.core.saved_files import read_rows
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -70,7 +71,7 @@ class Jsonl:
             if error.errno not in FULL:
                 raise
             if not self.said:
-                print(f"rlrun: {self.path}: {error.strerror}; rows wait for space", file=sys.stderr, flush=True)
+                tell(f"rlrun: {self.path}: {error.strerror}; rows wait for space", sys.stderr)
             self.said = True
 
     def _write(self) -> None:
@@ -87,7 +88,7 @@ class Jsonl:
             self._write()
         except OSError as error:
             why = f"{len(self.waiting)} rows could not be written: {error.strerror}"
-            print(f"rlrun: {self.path}: {why}", file=sys.stderr, flush=True)
+            tell(f"rlrun: {self.path}: {why}", sys.stderr)
         finally:
             self.file.close()
 

@@ -39,6 +39,7 @@ from typing import Any, NamedTuple
 
 from rlrun.core.checkpoint import Checkpoints, write_atomically
 from rlrun.core.open_loop import FOLDER
+from rlrun.core.outputs import tell
 from rlrun.core.passwords import masked
 from rlrun.loggers.jsonl import PART_BYTES, rows_behind
 from rlrun.loggers.mlflow import STATUS, Names, flatten, has_become, keeps_files, open_experiment, store_uri
@@ -55,7 +56,7 @@ CHECKPOINT = ("policy.pt", "run.json", "manifest.json")  # files of a checkpoint
 
 def say(text: str) -> None:
     """Prints a sentence about MLflow."""
-    print(f"rlrun: mlflow: {masked(text)}", file=sys.stderr, flush=True)
+    tell(f"rlrun: mlflow: {masked(text)}", sys.stderr)
 
 
 class Sent(NamedTuple):

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rlrun.core.awake import awake
+from rlrun.core.outputs import tell
 from rlrun.loggers.mirror import Mirror, say
 
 FLUSH_SEC = 10.0  # seconds between two batches
@@ -110,4 +111,4 @@ class Mirroring:
         """Prints, once, where the experiment is, if the server has answered."""
         if not self.begun and self.mirror.client is not None and (link := self.mirror.link) is not None:
             self.begun = True
-            print(f"  MLflow: {link}", flush=True)
+            tell(f"  MLflow: {link}")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from rlrun.core.awake import awake
+from rlrun.core.outputs import tell
 from rlrun.core.passwords import masked
 
 PENDING = 10_000  # rows that may wait for slow sinks; further rows are dropped and counted
@@ -129,7 +130,7 @@ class Sinks:
                 said = True
                 names = " and ".join(self.makers)
                 what = f"{names} to store the last rows" if names else "the last pictures to be drawn"
-                print(f"  waiting for {what}; Ctrl-C ends the wait", flush=True)
+                tell(f"  waiting for {what}; Ctrl-C ends the wait")
             self.thread.join(0.05)
         return ""
 
@@ -188,4 +189,4 @@ class Sinks:
     def _warn(self, name: str, text: str) -> None:
         if name not in self.warned:
             self.warned.add(name)
-            print(f"rlrun: {name}: {masked(text)}", file=sys.stderr, flush=True)
+            tell(f"rlrun: {name}: {masked(text)}", sys.stderr)

@@ -39,7 +39,7 @@ class GradientReport(NamedTuple):
     moments: list[list[Moments] | None]  # of the new rows, for the policy's filter
 
 
-class Part:
+class ReplayPart:
     """One process's part of the replay, and the limiter of its updates."""
 
     def __init__(self, make: Factories, algorithm: Algorithm, number: int, generation: int):
@@ -87,7 +87,7 @@ def worker_process(
     """Samples, computes and applies gradients, and sends a GradientReport after each, until the pipe closes."""
     factories = make(number, generation)
     algorithm = factories.algorithm()
-    part = Part(factories, algorithm, number, generation) if factories.learns_from_replay else None
+    part = ReplayPart(factories, algorithm, number, generation) if factories.learns_from_replay else None
     sampler = factories.sampler(generation)
     shared.attach(algorithm, number)
     pulse = pulses.of(number)
@@ -156,7 +156,7 @@ def learn_from_replay(
     make: Factories,
     algorithm: Algorithm,
     sampler: Sampler,
-    part: Part,
+    part: ReplayPart,
     shared: SharedLearner,
     obey: Callable[[GradientReport], bool],
 ) -> None:

@@ -25,7 +25,7 @@ from rlrun.core.evaluation import Evaluated
 from rlrun.core.logs import LogConfig
 from rlrun.core.metrics import finite
 from rlrun.core.open_loop import FOLDER, Excerpt
-from rlrun.core.outputs import announce
+from rlrun.core.outputs import announce, tell
 from rlrun.core.passwords import masked, whole
 from rlrun.core.restarts import Restarts
 from rlrun.core.run import Run
@@ -129,6 +129,7 @@ def run(
             directory.summary(**directory.known | {"status": "FAILED", "reason": said})
         raise RunFailed(said) from error
     finally:
+        announce("")
         signals.restore()
         directory.release()
 
@@ -181,6 +182,8 @@ class _Session:
         """Returns the exit code, or the checkpoint from which the run begins again."""
         error, checkpoint = self._train()
         job, signals = self.job, self.signals
+        if checkpoint is None:
+            announce("")  # the run no longer goes on
         summary = _summary(
             self.directory,
             status=job.status,
@@ -211,7 +214,7 @@ class _Session:
         if checkpoint is not None:
             return checkpoint
         odd = self.again.restarts.odd != "" or own_env_failed(self.config, job.status, job.reason)
-        print(last_words(self.config, self.directory.path, job.ending, odd), flush=True)
+        tell(last_words(self.config, self.directory.path, job.ending, odd))
         if isinstance(error, KeyboardInterrupt):
             return job.exit_code or 130
         return 2 if isinstance(error, UserError) else job.exit_code
@@ -231,8 +234,7 @@ class _Session:
             else:
                 job.failed("FAILED", masked(explained(caught)))
             if isinstance(caught, RunFailed | EnvError | OSError) and (saved := job.rescue(caught)) is not None:
-                with contextlib.suppress(OSError):  # in a Python program, nobody may read it any more
-                    print(f"  {saved}", flush=True)
+                tell(f"  {saved}")
             try:
                 return caught, self.again.checkpoint(caught, places, job.clock.env_steps, job.wall_sec)
             except RunFailed as too_often:
@@ -252,10 +254,10 @@ class _Session:
         job, directory = self.job, self.directory
         job.failed("FAILED", reason)
         if (saved := job.rescue(None)) is not None:
-            print(f"  {saved}", flush=True)
+            tell(f"  {saved}")
         _summary(directory, status=job.status, reason=reason, env_steps=job.clock.env_steps, **self.facts)
-        print(f"FAILED: {reason}\n{directory.path}", flush=True)
-        print(f"rlrun: {reason}", file=sys.stderr, flush=True)
+        tell(f"FAILED: {reason}\n{directory.path}")
+        tell(f"rlrun: {reason}", sys.stderr)
         directory.release()
         os._exit(1)
 
@@ -263,9 +265,9 @@ class _Session:
         job = self.job
         held = checkpoints_of(self.directory.path).names() if job.status == "INTERRUPTED" else []
         where = f"; saved at {int(held[-1]):,} env steps" if held else ""
-        print(f"{job.ending}: {job.reason.splitlines()[0] if job.reason else ''}{where}", flush=True)
+        tell(f"{job.ending}: {job.reason.splitlines()[0] if job.reason else ''}{where}")
         if job.status == "FAILED" and self.watch.command is None:  # a Python program gets an exception
-            print(f"rlrun: {job.reason}", file=sys.stderr, flush=True)
+            tell(f"rlrun: {job.reason}", sys.stderr)
 
     def _facts(self) -> dict[str, Any]:
         """Writes where the run comes from into summary.json, and returns it. A resumed run keeps the facts of its first
@@ -353,7 +355,7 @@ def _summary(directory: RunDir, **values: Any) -> dict[str, Any]:
         return directory.summary(**values)
     except OSError as error:
         why = refused(error) or error.strerror
-        print(f"rlrun: {directory.path / 'summary.json'} could not be written: {why}", file=sys.stderr, flush=True)
+        tell(f"rlrun: {directory.path / 'summary.json'} could not be written: {why}", sys.stderr)
         return values
 
 
@@ -380,11 +382,10 @@ def _mirroring(config: Typed, values: dict, path: Path, facts: dict) -> Mirrorin
     if mlflow is None or not mlflow["enabled"]:
         return None
     if not available():
-        print(
+        tell(
             f"rlrun: mlflow: mlflow is not installed (pip install mlflow); rlrun sync {shlex.quote(str(path))} sends"
             " the run later",
-            file=sys.stderr,
-            flush=True,
+            sys.stderr,
         )
         return None
     place = MlflowPlace(

@@ -29,6 +29,8 @@ BAD = [
     (["train", "algo=nosuch", "--help"], "There is no algorithm 'nosuch'. rlrun list algos shows all."),
     (["help", "nosuch"], "There is no command 'nosuch'."),
     (["train", "algo=pg", "env=my_env.py:MyEnv"], "MyEnv of a file my_env.py is named env=my_env:MyEnv, and the file"),
+    (["train", "algo=pg", "env=my_env.py"], "env=my_env.py: name the class too, as in env=my_env:MyEnv; the file has"),
+    (["train", "algo=pg", "env=/home/me/my_env.py"], "name the class too, as in env=my_env:MyEnv; the file has"),
     (["train", "algo=pg", "env=./my_env.py:MyEnv"], "MyEnv of a file my_env.py is named env=my_env:MyEnv, and the file"),
     (["train", "env=Pong"], "algo= is missing"),
     (["train", "algo=impala"], "env= is missing"),

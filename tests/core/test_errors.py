@@ -36,6 +36,15 @@ def test_the_users_line_is_named_although_a_library_or_rlrun_raises_below_it():
     assert told(raised(in_rlrun.f)).endswith("(/home/me/parts.py, line 3)")
 
 
+def test_the_line_that_reads_a_wrong_text_as_python_is_named(tmp_path):
+    """Of a file that cannot be imported, Python's own sentence names the line."""
+    reads = users("def f():\n    return eval('1 +')")
+    assert told(raised(reads.f)) == "SyntaxError: invalid syntax (<string>, line 1) (/home/me/parts.py, line 2)"
+    (tmp_path / "wrong.py").write_text("x = 1 +\n")
+    imports = users(f"import runpy\ndef f():\n    runpy.run_path({str(tmp_path / 'wrong.py')!r})")
+    assert told(raised(imports.f)) == "SyntaxError: invalid syntax (wrong.py, line 1)"
+
+
 def test_rlruns_own_line_is_named_where_no_other_is_known(monkeypatch):
     error = raised(lambda: Restarts(1, 1.0).load([1]))
     error.__traceback__ = error.__traceback__.tb_next.tb_next  # without this file

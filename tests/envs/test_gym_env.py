@@ -117,13 +117,21 @@ def test_actions_have_the_dtype_of_their_space(kind):
     assert sum(step.reward.sum() for _, _, step in walk(made(f"{__name__}:Typed", f"++env.kwargs.kind='{kind}'")[1], 9)) == 18
 
 
-@pytest.mark.parametrize("dtype", [np.int64, np.uint64, np.int32, np.uint8])
-def test_whole_numbers_at_the_largest_bound_stay_in_their_space(dtype):
-    """float64, in which they are stretched, has no number for the largest int64."""
-    box = spaces.Box(0, np.iinfo(dtype).max, (1,), dtype)
+@pytest.mark.parametrize(
+    ("dtype", "low", "high"),
+    [
+        *((dtype, 0, np.iinfo(dtype).max) for dtype in (np.int64, np.uint64, np.int32, np.uint8)),
+        (np.int64, 0, 2**62 - 1), (np.int64, 1 - 10**18, 10**18 - 1), (np.int64, 1 - 2**62, 2**62), (np.uint64, 0, 2**63 - 1),
+    ],
+)  # fmt: skip
+def test_whole_numbers_at_large_bounds_stay_in_their_space(dtype, low, high):
+    """float64, in which they are stretched, has no number for these bounds."""
+    box = spaces.Box(np.array([low], dtype), np.array([high], dtype), (1,), dtype)
     space = to_space(box, "action", "an environment")
     taken = [space.to_env(np.full((1, 1), end, np.float32))[0] for end in (-3.0, -1.0, 0.0, 1.0, 3.0)]
-    assert all(box.contains(one) for one in taken) and [int(one[0] >> 1) > 0 for one in taken] == [False] * 2 + [True] * 3
+    assert all(box.contains(one) for one in taken)
+    first, lowest, middle, highest, last = (int(one[0]) for one in taken)
+    assert low + 3000 > lowest == first and high - 3000 < highest == last and lowest < middle < highest
 
 
 class Halved(gymnasium.Env):

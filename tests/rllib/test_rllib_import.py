@@ -1170,6 +1170,20 @@ def test_a_failed_import_leaves_nothing_behind(tmp_path, monkeypatch):
         _dispatch(["import-rllib", "good.yaml", "good.yaml", "--dir", "elsewhere"])
 
 
+def test_an_experiment_with_the_name_of_a_tuned_file_of_rlruns_has_another(tmp_path, capsys):
+    """Hydra would read rlrun's appo/cartpole, and no file of --config-dir."""
+    file, made = tmp_path / "a.yaml", tmp_path / "out" / "tuned" / "appo"
+    cartpole = "{run: APPO, env: CartPole-v1, config: {num_workers: 1, lr: 0.00123}}"
+    file.write_text(f"cartpole: {cartpole}\ncartpole-2: {cartpole}\n")
+    for _ in range(2):  # the second import finds the same name
+        assert _dispatch(["import-rllib", str(file), "--dir", str(tmp_path / "out"), "--quiet"]) == 0
+        said = capsys.readouterr().out
+        assert "cartpole is called cartpole-3 here, because rlrun has a tuned file appo/cartpole of its own" in said
+        assert "tuned=appo/cartpole-3" in said and "cartpole-2 is called" not in said
+    assert sorted(path.name for path in made.iterdir()) == ["cartpole-2.yaml", "cartpole-3.yaml"]
+    assert "a.yaml (cartpole).\n" in (made / "cartpole-3.yaml").read_text()
+
+
 def test_an_environment_of_the_users_own_is_named_by_its_module(tmp_path, monkeypatch):
     """By the command line or by the file; a module of no installed package needs --trust, and the message says so."""
     monkeypatch.chdir(tmp_path)

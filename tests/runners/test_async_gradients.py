@@ -21,7 +21,7 @@ from rlrun.core.schedule import Clock, Schedule
 from rlrun.dataflow.shared import SharedLearner
 from rlrun.machine.machine import cores
 from rlrun.runners.async_gradients import _aged
-from rlrun.runners.gradient_process import Part, learn, learn_from_replay, worker_process
+from rlrun.runners.gradient_process import ReplayPart, learn, learn_from_replay, worker_process
 from rlrun.runtime.build import factories_elsewhere
 from rlrun.samplers.processes import RESTART_BITS
 
@@ -128,7 +128,7 @@ def test_the_policy_lag_counts_the_gradients_that_others_applied_meanwhile(typed
     sampler.take, pipe = others_go_on, types.SimpleNamespace(send=send)
     with pytest.raises(InterruptedError):
         if made.learns_from_replay:
-            part = Part(made, algorithm, 1, 0)
+            part = ReplayPart(made, algorithm, 1, 0)
             learn_from_replay(pipe, made, algorithm, sampler, part, shared, lambda told: False)
         else:
             learn(pipe, made, algorithm, sampler, shared, lambda: False)
