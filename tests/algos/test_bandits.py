@@ -147,7 +147,8 @@ def test_neural_linears_regression_is_about_its_own_features_of_all_rows(typed):
 
 def test_a_run_that_begins_with_anothers_weights_keeps_its_pulls(typed, tmp_path):
     """The regression is made of them again after the first training. Checkpoints of earlier versions named them differently."""
-    path, words = tmp_path / "run", [*small("neural_linear", "tiny"), "env=rlrun/LinearBandit-v0", "logger=[]"]
+    path = tmp_path / "run"
+    words = [*small("neural_linear", "tiny"), "env=rlrun/LinearBandit-v0", "logger=[]", "resources.inference=serial"]
     assert _dispatch(["train", *words, "env_steps=40", f"run_dir={path}"]) == 0
     saved = checkpoints_of(path).load(None, parts=("algorithm",))[0]["algorithm"]["module"]
     wiring = Wired(typed(*words, f"init={path}"))
