@@ -247,14 +247,18 @@ def test_the_few_live_starts_of_an_agent_that_seldom_plays_are_found():
     assert len(counts) == replay.starts < 20 and batch.valid[0].all() and (counts > 200 / len(counts) / 4).all()
 
 
-def test_draws_and_weights_follow_the_priorities():
+def with_single_rows(fragments, **options):
+    """A prioritized replay of 24 single rows, after so many fragments. Returns it, its sources and the keys of its rows."""
     replay, sources = make(
-        config(name="prioritized", alpha=0.5, beta=1.0, priority_epsilon=0.0),
-        layout(rows=1, capacity=24, blocks=1, block=2),
+        config(name="prioritized", priority_epsilon=0.0, **options), layout(rows=1, capacity=24, blocks=1, block=2)
     )
-    for _ in range(9):
+    for _ in range(fragments):
         replay.add(sources[0].fragment())
-    keys = replay.sample(1000, Clock()).key.unique()
+    return replay, sources, replay.sample(1000, Clock()).key.unique()
+
+
+def test_draws_and_weights_follow_the_priorities():
+    replay, _, keys = with_single_rows(9, alpha=0.5, beta=1.0)
     priority = torch.linspace(0.1, 4.0, len(keys))
     replay.write(keys, priority)
     probability = priority.double().sqrt() / priority.double().sqrt().sum()  # eq. 1
@@ -267,12 +271,7 @@ def test_draws_and_weights_follow_the_priorities():
 
 
 def test_draws_are_uniform_where_all_priorities_are_0():
-    replay, sources = make(
-        config(name="prioritized", beta=1.0, priority_epsilon=0.0), layout(rows=1, capacity=24, blocks=1, block=2)
-    )
-    for _ in range(9):
-        replay.add(sources[0].fragment())
-    keys = replay.sample(1000, Clock()).key.unique()
+    replay, sources, keys = with_single_rows(9, beta=1.0)
     replay.write(keys, torch.zeros(len(keys)))
     batch = replay.sample(1000, Clock())
     check(batch, replay, sources)
@@ -283,12 +282,7 @@ def test_draws_are_uniform_where_all_priorities_are_0():
 
 
 def test_new_rows_get_the_largest_priority_and_overwritten_ones_are_passed_over():
-    replay, sources = make(
-        config(name="prioritized", alpha=1.0, priority_epsilon=0.0), layout(rows=1, capacity=24, blocks=1, block=2)
-    )
-    for _ in range(3):
-        replay.add(sources[0].fragment())
-    old = replay.sample(200, Clock()).key.unique()
+    replay, sources, old = with_single_rows(3, alpha=1.0)
     replay.write(old, torch.full(old.shape, 7.0))
     replay.add(sources[0].fragment())
     assert (
