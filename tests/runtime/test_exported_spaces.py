@@ -125,7 +125,7 @@ def test_names_of_nested_parts():
     assert flat(tree) == values and tree.observation.camera["left.png"] is values["observation.camera.left.png"]
 
 
-class WholeNumbers(HalfBounded):
+class WholeActions(HalfBounded):
     """It takes whole numbers, each between bounds of its own."""
 
     action_space = Box(np.array([0, 3, -1], np.int32), np.array([5, 9, 1], np.int32), dtype=np.int32)
@@ -134,14 +134,14 @@ class WholeNumbers(HalfBounded):
 class WholeOrNot(HalfBounded):
     """Its actions have parts of both kinds, by name."""
 
-    action_space = Dict(half=HalfBounded.action_space, whole=WholeNumbers.action_space)
+    action_space = Dict(half=HalfBounded.action_space, whole=WholeActions.action_space)
 
 
-gymnasium.register("tests/WholeNumbers-v0", WholeNumbers)
+gymnasium.register("tests/WholeActions-v0", WholeActions)
 gymnasium.register("tests/WholeOrNot-v0", WholeOrNot)
 
 
-@pytest.mark.parametrize("name", ["Pendulum-v1", "tests/HalfBounded-v0", "tests/WholeNumbers-v0", "tests/WholeOrNot-v0"])
+@pytest.mark.parametrize("name", ["Pendulum-v1", "tests/HalfBounded-v0", "tests/WholeActions-v0", "tests/WholeOrNot-v0"])
 def test_the_last_action_is_told_as_the_environment_took_it(name, typed):
     """A file that is fed as its README.md says has the memory of the run's own policy. Actions are random."""
     words = ["model=gru", "model.memory.size=16", "model.memory.prev_action=true", "model.log_std=1.0"]
