@@ -304,6 +304,7 @@ def parse_assignments(words: list[str]) -> dict[str, Any]:
             made[key] = value
             continue
         try:
+            check_numbers(value, word)
             read = OmegaConf.to_container(OmegaConf.from_dotlist([f"x={value}"]))
         except yaml.YAMLError:
             raise UserError(f"{word}: the value cannot be read; a bracket or a quote may be missing") from None

@@ -200,6 +200,7 @@ def test_bad_input_is_a_sentence(words, said):
 @pytest.mark.parametrize("word, said", [
     ("episodes=[", r"^episodes=\[: the value cannot be read; a bracket or a quote may be missing$"),
     ("eval.every=", "^eval.every= has no value; a shell variable behind it may not be set$"),
+    ("algo.hidden=[1:30]", r"^algo.hidden=\[1:30\]: YAML reads 1:30 in line 1 as another number; write it"),
 ])  # fmt: skip
 def test_a_value_that_is_cut_off_or_missing_is_a_sentence(word, said):
     with pytest.raises(UserError, match=said):
