@@ -327,3 +327,13 @@ def test_the_rllib_map_points_at_options_that_exist(algo):
             assert row["why"]
         else:
             assert has(atari, row["rlrun"]) or has(vector, row["rlrun"]), row
+
+
+def test_no_two_test_files_register_an_environment_of_one_name():
+    """Files of one worker share Gymnasium's registry, so that one would meet the other's environment."""
+    found: dict[str, set[Path]] = {}
+    for path in (PACKAGE.parent / "tests").rglob("*.py"):
+        for name in re.findall(r"register\(\s*(?:id=)?[\"']([\w/]+-v\d+)[\"']", path.read_text()):
+            found.setdefault(name, set()).add(path)
+    assert len(found) > 20
+    assert {name: paths for name, paths in found.items() if len(paths) > 1} == {}

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
-from rlrun.core.ranges import Count, Positive
+from rlrun.core.ranges import Count, Finite
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.families.off_policy import recorded_priority
@@ -43,7 +43,7 @@ class Config(QConfig):
     num_target_fractions: Annotated[int, Count]
     num_acting_fractions: Annotated[int, Count]
     num_cosines: Annotated[int, Count]
-    huber_delta: Annotated[float, Positive]
+    huber_delta: Annotated[float, Finite]
 
 
 class QuantilePolicy(QPolicy):

@@ -5,7 +5,7 @@ actions of all agents and which only the learner has. Agents may be paid differe
 
 Rows: fragments of n_step rows from replay, folded into single transitions. A row holds all agents (envs/joint.py).
 Recorded: nothing.
-Options: share gives all agents one actor and one critic; critic=local is DDPG of every agent by itself, and
+Options: share gives all agents one actor and one critic; critic_sees=own is DDPG of every agent by itself, and
 local_agents names those that learn so among others (RLlib's adv_policy and good_policy).
 Differs from the paper: choices are one-hot samples of the Gumbel-softmax with a straight-through gradient, because
 environments take no soft vectors as OpenAI's code gives them; an illegal choice is never drawn. Continuous actions are

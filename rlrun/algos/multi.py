@@ -147,6 +147,11 @@ def members(cfg: Config, names: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
                     f"a policy cannot have the name of the agent {name!r}: give policies other names, as in"
                     f" algo.policies={{first: [{name}], ...}}"
                 )
+        if len(made) < len(names):
+            raise UserError(
+                "two agents have names that differ only by a dot, and algo.policies=each puts an underscore in its"
+                f" place: give policies other names, as in algo.policies={{first: [{names[0]}], ...}}"
+            )
         for option in ("fixed", "options"):
             for name in getattr(cfg, option):
                 if name not in made:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
-from rlrun.core.ranges import Count, Positive
+from rlrun.core.ranges import Count, Finite
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.families.off_policy import recorded_priority
@@ -39,7 +39,7 @@ from rlrun.policies import QPolicy
 class Config(QConfig):
     double: bool
     num_quantiles: Annotated[int, Count]
-    huber_delta: Annotated[float, Positive]
+    huber_delta: Annotated[float, Finite]
 
 
 class QRDQN(Algorithm):

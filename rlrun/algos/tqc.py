@@ -20,6 +20,7 @@ Checked: tests/algos/test_actor_critics.py (targets and losses by hand), tuned/t
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal
 
@@ -61,8 +62,10 @@ class Config(DrawnActorConfig):
             raise ValueError(
                 f"dropped_quantiles {self.dropped_quantiles} must be below num_quantiles {self.num_quantiles}"
             )
-        if self.huber_delta is None:
-            raise ValueError("huber_delta must be a number: quantiles are learnt by a Huber loss (1 in the paper)")
+        if self.huber_delta is None or math.isinf(self.huber_delta):
+            raise ValueError(
+                "huber_delta must be a finite number: quantiles are learnt by a Huber loss (1 in the paper)"
+            )
 
 
 class TQC(Algorithm):

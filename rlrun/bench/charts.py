@@ -51,6 +51,7 @@ def figure(width: float, height: float, **options: Any) -> Any:
             "axes.axisbelow": True,
             "svg.fonttype": "none",
             "svg.hashsalt": "rlrun",
+            "text.parse_math": False,  # a dollar sign in a user's text is a dollar sign
         }
     )
     return plt.subplots(figsize=(width, height), **options)

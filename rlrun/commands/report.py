@@ -211,7 +211,7 @@ def imagined_of(run) -> list[str]:
     from rlrun.experiments.runs import metrics
 
     made = []
-    pictures = sorted((run.path / FOLDER).glob("*.*"))
+    pictures = sorted(path for path in (run.path / FOLDER).glob("*.*") if path.stem.isdecimal())
     if pictures:
         newest = pictures[-1]
         text = f"World model at {int(newest.stem):,} env steps"
@@ -295,7 +295,7 @@ def settings_table(together) -> list[str]:
     for label, members in together:
         scores = [float(score) for score in (returns(run)[0] for run in members) if score is not None]
         steps = [run.rows[-1]["env_steps"] for run in members if run.rows]
-        seconds = [run.rows[-1]["time_sec"] for run in members if run.rows]
+        seconds = [run.rows[-1]["time_sec"] for run in members if run.rows and "time_sec" in run.rows[-1]]
         rows.append(
             [
                 label,

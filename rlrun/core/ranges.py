@@ -34,6 +34,8 @@ class Range:
         """What a value must be, such as "at least 1"."""
         if self == Positive:
             return "positive"
+        if self == Finite:
+            return "positive and finite"
         if not (self.above_lowest or self.below_highest) and math.isfinite(self.lowest) and math.isfinite(self.highest):
             return f"between {self.lowest:g} and {self.highest:g}"
         said = []
@@ -59,6 +61,7 @@ Text = NotEmpty()
 Count = Range(1)  # a number of things of which there must be at least one
 NotNegative = Range(0)
 Positive = Range(0, above_lowest=True)
+Finite = Range(0, above_lowest=True, below_highest=True)  # positive, for what is divided by
 Share = Range(0, 1)  # a part of a whole, or a probability
 PositiveShare = Range(0, 1, above_lowest=True)
 ShareBelowOne = Range(0, 1, below_highest=True)

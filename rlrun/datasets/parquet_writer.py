@@ -35,6 +35,7 @@ from rlrun.datasets.parquet import (
     describe_file,
     facts_to_json,
     flat_fields,
+    is_own,
     numpy_dtype,
     read_list,
 )
@@ -59,7 +60,7 @@ class Writer:
         self.folder, self.facts, self.group_rows = folder, facts, group_rows
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            others = [path.name for path in folder.iterdir() if not _own(path.name)]
+            others = [path.name for path in folder.iterdir() if not _own(path.name) or _foreign(path)]
         except OSError as error:
             raise UserError(f"{folder}: data cannot be written there: {error.strerror}") from None
         if others and not (folder / LIST).is_file():
@@ -192,6 +193,11 @@ class Writer:
 
 def _own(name: str) -> bool:
     return name == LIST or name.startswith(".") or name.endswith(ENDING)
+
+
+def _foreign(path: Path) -> bool:
+    """Whether another program wrote this Parquet file. Beside files of rlrun, neither could be read any more."""
+    return path.suffix == ENDING and not path.name.startswith(".") and not is_own(path)
 
 
 def _at(rows: Mapping[str, Any], path: Path_) -> np.ndarray:

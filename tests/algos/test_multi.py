@@ -2,6 +2,7 @@
 
 import copy
 import json
+import types
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import torch
 from wired import Wired
 
 import rlrun
+from rlrun.algos import multi
 from rlrun.algos.ppo import PPO
 from rlrun.cli import _dispatch
 from rlrun.core.algorithm import LearnerContext
@@ -261,3 +263,10 @@ def test_what_does_not_fit_gets_a_sentence(typed, words, said):
     inner = [] if any(word.startswith("algo@algo.inner") for word in words) else ROLLOUT
     with pytest.raises(UserError, match=said):
         Wired(typed(*CART, *inner, *words)).algorithm()
+
+
+def test_agents_whose_policies_would_share_a_name_are_refused():
+    each = types.SimpleNamespace(policies="each", fixed={}, options={})
+    assert multi.members(each, ("a.b", "c")) == {"a_b": (0,), "c": (1,)}
+    with pytest.raises(UserError, match=r"names that differ only by a dot.*first: \[a\.b\]"):
+        multi.members(each, ("a.b", "a_b"))

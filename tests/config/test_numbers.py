@@ -4,8 +4,8 @@ import pytest
 from conftest import SMALL, compose
 
 from rlrun.cli import _dispatch, take_flags
-from rlrun.config.run import with_numbers
-from rlrun.config.types import load_yaml, parse_assignments
+from rlrun.config.run import type_config, with_numbers
+from rlrun.config.types import ConfigError, load_yaml, parse_assignments
 from rlrun.core.errors import UserError
 from rlrun.core.numbers import number, whole_number
 from rlrun.core.schedule import Clock, Schedule
@@ -82,3 +82,13 @@ def test_the_name_of_a_checkpoints_folder_is_a_decimal_number():
     """YAML would read 000000001647 as octal."""
     words = ["checkpoint=000000001647", "seed=0", "share=0.5", "bits=0x10"]
     assert parse_assignments(words) == {"checkpoint": 1647, "seed": 0, "share": 0.5, "bits": 16}
+
+
+@pytest.mark.parametrize("algo, said", [
+    ("qr_dqn", "must be positive and finite"), ("iqn", "must be positive and finite"), ("tqc", "must be a finite number"),
+])  # fmt: skip
+def test_a_loss_that_is_divided_by_its_bound_takes_no_infinite_one(algo, said):
+    """The loss would be 0, and nothing would be learnt."""
+    env = "Pendulum-v1" if algo == "tqc" else "CartPole-v1"
+    with pytest.raises(ConfigError, match=f"huber_delta {said}"):
+        type_config(compose(f"algo={algo}", f"env={env}", "algo.huber_delta=inf"))

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -458,7 +459,10 @@ def test_a_policy_is_recorded_and_shown(tmp_path, capsys, monkeypatch):
     assert f"{files} of {files + 1} files have sha256 sums, which are right" in capsys.readouterr().out
     assert record([str(tmp_path / "run"), f"to={tmp_path / 'steps'}", "env_steps=100"]) == 0
     assert 100 <= sum(one.steps for one in read(tmp_path / "steps")) < 100 + 8 * 16
+    (tmp_path / "foreign").mkdir()
+    pq.write_table(pa.table({"obs": [1]}), tmp_path / "foreign" / "theirs.parquet")
     for words, said in (
+        ([str(tmp_path / "run"), f"to={tmp_path / 'foreign'}"], "holds other files, such as theirs.parquet"),
         ([str(tmp_path / "run"), "greedy", "random"], "chosen in one way"),
         ([str(tmp_path / "run"), "episodes=3", "env_steps=5"], "give one of them"),
         ([str(tmp_path / "run"), f"to={tmp_path / 'run'}"], "holds other files"),
