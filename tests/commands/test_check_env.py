@@ -195,12 +195,16 @@ def test_no_false_alarm(name):
     assert not {check: one for check, one in made.items() if one[0] != "note" and check != "slow-step"}
 
 
-@pytest.mark.parametrize("name, package", [("tictactoe_v3", "pettingzoo"), ("simple_v3", "mpe2"), ("Pong", "ale_py"),
-                                           ("Foraging-8x8-2p-3f-v3", "lbforaging")])  # fmt: skip
-def test_no_false_alarm_on_other_packages(name, package):
+# lbforaging's reset() places each player while the others still stand where the last game left them, so an earlier game
+# can change the first observation. Whether a check meets such a game is chance, and the warning is right when it does.
+@pytest.mark.parametrize("name, package, right", [
+    ("tictactoe_v3", "pettingzoo", set()), ("simple_v3", "mpe2", set()), ("Pong", "ale_py", set()),
+    ("Foraging-8x8-2p-3f-v3", "lbforaging", {"reset-leaves"}),
+])  # fmt: skip
+def test_no_false_alarm_on_other_packages(name, package, right):
     pytest.importorskip(package)
-    made = found(name)
-    assert not {check: one for check, one in made.items() if one[0] != "note" and check != "slow-step"}
+    alarms = {check for check, one in found(name).items() if one[0] != "note"}
+    assert alarms <= {"slow-step"} | right
 
 
 class Turns:
