@@ -25,7 +25,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
@@ -38,7 +37,7 @@ from rlrun.core.errors import UserError
 from rlrun.core.masked import masked_mean
 from rlrun.core.ranges import NotNegative, Positive
 from rlrun.core.schedule import Clock, Schedule
-from rlrun.core.specs import EnvSpec
+from rlrun.core.specs import EnvSpec, fits_name
 from rlrun.families.off_policy import OffPolicyConfig, step_metrics
 from rlrun.models.critic import Critics
 from rlrun.models.encoders import NetConfig
@@ -110,7 +109,7 @@ class MADDPG(Algorithm):
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> JointActorPolicy:
         names = spec.agents.names if spec.agents is not None else ()
         for pattern in cfg.local_agents:
-            if not any(fnmatchcase(name, pattern) for name in names):
+            if not any(fits_name(name, pattern) for name in names):
                 raise UserError(
                     f"algo.local_agents: {pattern} fits no agent of {spec.name}, which has {', '.join(names)}"
                 )
@@ -121,7 +120,7 @@ class MADDPG(Algorithm):
         assert spec.agents is not None
         # Whether the critic of an agent sees only what the agent sees and does.
         self.local = [
-            cfg.critic_sees == "own" or any(fnmatchcase(name, pattern) for pattern in cfg.local_agents)
+            cfg.critic_sees == "own" or any(fits_name(name, pattern) for pattern in cfg.local_agents)
             for name in spec.agents.names
         ]
         self.critics = nn.ModuleList(self.make_critic(self.local[agents[0]]) for agents in policy.served).to(ctx.device)

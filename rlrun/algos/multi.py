@@ -15,7 +15,6 @@ Checked: tests/algos/test_multi.py (independent PPO equals separate PPOs to the 
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +29,7 @@ from rlrun.core.errors import UserError, closest
 from rlrun.core.plugins import is_path
 from rlrun.core.policy import Policy
 from rlrun.core.schedule import Clock
-from rlrun.core.specs import Agents, EnvSpec
+from rlrun.core.specs import Agents, EnvSpec, fits_name
 from rlrun.models.model import Model
 from rlrun.policies.exploration import Exploration, Uniform, load_exploration
 from rlrun.policies.several import SeveralPolicies
@@ -169,12 +168,12 @@ def members(cfg: Config, names: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
             (policy, pattern)
             for policy, patterns in cfg.patterns.items()
             for pattern in patterns
-            if fnmatch.fnmatchcase(agent, pattern)
+            if fits_name(agent, pattern)
         ]
         used.update(matching)
         if not matching:
             every = [pattern for patterns in cfg.patterns.values() for pattern in patterns]
-            idle = [one for one in every if not any(fnmatch.fnmatchcase(other, one) for other in names)]
+            idle = [one for one in every if not any(fits_name(other, one) for other in names)]
             more = f" ({', '.join(idle)} {'match' if len(idle) > 1 else 'matches'} no agent)" if idle else ""
             raise UserError(f"the agent {agent} has no policy: no pattern of algo.policies matches its name{more}")
         found[matching[0][0]].append(number)

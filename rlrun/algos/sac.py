@@ -29,7 +29,7 @@ from torch import Tensor
 from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
 from rlrun.core.conditions import OnlyWith
-from rlrun.core.ranges import NotNegative, Positive
+from rlrun.core.ranges import Finite, NotNegative, Real
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
 from rlrun.families.off_policy import (
@@ -51,9 +51,9 @@ from rlrun.policies import StochasticActor
 @dataclass(frozen=True, kw_only=True)
 class Config(DrawnActorConfig):
     twin_q: bool
-    initial_alpha: Annotated[float, Positive]
+    initial_alpha: Annotated[float, Finite]
     alpha_lr: Annotated[Schedule, NotNegative]
-    target_entropy: Annotated[Literal["auto"] | float, OnlyWith("alpha_lr")]
+    target_entropy: Annotated[Literal["auto"] | Annotated[float, Real], OnlyWith("alpha_lr")]
 
 
 class Soft(NamedTuple):

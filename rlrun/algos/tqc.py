@@ -30,7 +30,7 @@ from torch import Tensor
 from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
 from rlrun.core.conditions import OnlyWith
-from rlrun.core.ranges import Count, NotNegative, Positive
+from rlrun.core.ranges import Count, Finite, NotNegative, Real
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
 from rlrun.families.off_policy import (
@@ -52,9 +52,9 @@ class Config(DrawnActorConfig):
     num_critics: Annotated[int, Count]
     num_quantiles: Annotated[int, Count]
     dropped_quantiles: Annotated[int, NotNegative]
-    initial_alpha: Annotated[float, Positive]
+    initial_alpha: Annotated[float, Finite]
     alpha_lr: Annotated[Schedule, NotNegative]
-    target_entropy: Annotated[Literal["auto"] | float, OnlyWith("alpha_lr")]
+    target_entropy: Annotated[Literal["auto"] | Annotated[float, Real], OnlyWith("alpha_lr")]
 
     def __post_init__(self):
         super().__post_init__()

@@ -24,6 +24,7 @@ CLASSES = {
     "beaten": "beaten",
     "within spread": "within",
     "short": "short",
+    "no game": "partial",
     "measured": "partial",
     "partial": "partial",
     "not run": "notrun",
@@ -32,6 +33,7 @@ MARKS = {
     "beaten": "beaten",
     "within spread": "within",
     "short": "short",
+    "no game": "no game ended",
     "measured": "measured",
     "partial": "partial",
     "not run": "not run",
@@ -45,6 +47,7 @@ PROTOCOL_SHOWN = {
     "reward_clip": "reward in learning",
     "size": "pixels",
 }
+GAMES = 100  # whose mean return is a run's score
 BEST = "best in a published table, any algorithm"
 
 
@@ -72,13 +75,18 @@ def number(value: float | None) -> str:
 def spread(one: Measured) -> str:
     """The mean, the lowest and the highest score of a cell's seeds.
 
-    It is "never" where no run reached the target, and says how many did where some have not.
+    It is "never" where no run reached the target, and says how many did where some have not. Where a run finished fewer
+    than 100 games, it says how many.
     """
+    timed = one.wanted.table.target_return is not None
     if not one.scores:
-        return "" if not one.results else "never"
+        return "" if not one.results else "never" if timed else "none"
     text = number(sum(one.scores) / len(one.scores))
     if len(one.scores) > 1:
         text += f" ({number(min(one.scores))} to {number(max(one.scores))})"
+    fewest = min(result["episodes"] for result in one.results)
+    if not timed and fewest < GAMES:
+        text += f" of {fewest} games"
     reached, seeds = len(one.scores), len(one.results)
     return text if reached == seeds else f"{reached} of {seeds} seeds: {text}"
 
@@ -287,11 +295,8 @@ def curves(cells: Sequence[Measured], column: int) -> list[charts.Group]:
 def html(tables: Sequence[tuple[Table, Sequence[Measured]]]) -> str:
     every = [one for _, cells in tables for one in cells]
     count = {name: sum(one.mark == name for one in every) for name in MARKS}
-    body = [
-        page.cards(
-            [("cells", len(every)), *((name, count[name]) for name in MARKS if count[name] or name != "measured")]
-        )
-    ]
+    shown = [name for name in MARKS if count[name] or name not in ("measured", "no game")]
+    body = [page.cards([("cells", len(every)), *((name, count[name]) for name in shown)])]
     for table, cells, all_cells in with_results(tables):
         names, made = headings(table), rows(table, cells)
         at = names.index("rlrun, measured")

@@ -261,12 +261,14 @@ class Measured(NamedTuple):
         """How the seeds' lowest and highest scores compare with the published figure: beaten, within spread or short.
 
         It is short, too, where a seed never reached the target. It is "not run" without results, "partial" for a part
-        of the budget, and "measured" where nothing was published.
+        of the budget, "no game" where a seed finished none, and "measured" where nothing was published.
         """
         if not self.results:
             return "not run"
         if self.budget != 1:
             return "partial"
+        if len(self.scores) < len(self.results) and self.wanted.table.target_return is None:
+            return "no game"
         if self.cell.published is None:
             return "measured"
         if len(self.scores) < len(self.results):  # not every seed reached the target

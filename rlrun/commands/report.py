@@ -239,7 +239,7 @@ def of_many(runs, places: list[Path]) -> str:
     from rlrun.experiments.runs import groups, sweep_of
 
     together = sorted(groups(runs), key=standing, reverse=True)
-    never = without_run(places, {run.path.name for run in runs})
+    never = without_run(places, {run.path.resolve() for run in runs})
     body = [page.cards(in_short(runs, together[0], len(together), len(never)))]
     if never:
         body += ["<h2>Jobs that never became a run</h2>", page.table(("job", "status", "why"), never, left=(0, 1, 2))]
@@ -329,15 +329,17 @@ def runs_table(runs) -> list[str]:
     return ["<h2>Runs</h2>", page.table(names, rows, left=(0, *range(1, len(keys) + 1), len(keys) + 5))]
 
 
-def without_run(places: list[Path], seen: set[str]) -> list[list[str]]:
-    """Name, status and the reason's last line for each job that failed before it had a run directory."""
+def without_run(places: list[Path], seen: set[Path]) -> list[list[str]]:
+    """Name, status and the reason's last line for each job that failed before it had a run directory.
+
+    seen: the directories of the runs that are shown. Jobs of two sweeps may have one name."""
     from rlrun.experiments.runs import failures
 
     return [
         [name, "failed", (reason.strip().splitlines() or [""])[-1][:160]]
         for place in places
         for name, reason in failures(place)
-        if name not in seen
+        if (place / name).resolve() not in seen
     ]
 
 

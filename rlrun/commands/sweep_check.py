@@ -160,8 +160,13 @@ def check_changes(jobs: Callable[[str, str], dict[str, Any]], changes: Mapping[s
 
     jobs(key, value) returns the plain config of a member with this value. changes: values of every option to be tried;
     what a run saves must not depend on them, because members copy it from each other."""
+    from rlrun.experiments.population import check_number
+
     for key, values in changes.items():
-        begun = [state_at_the_start(jobs(key, value)) for value in values]
+        configs = [jobs(key, value) for value in values]
+        for config in configs:
+            check_number(key, config)
+        begun = [state_at_the_start(config) for config in configs]
         first = begun[0]
         for value, other in zip(values, begun, strict=True):
             if {name: x.shape for name, x in first.items()} != {name: x.shape for name, x in other.items()}:

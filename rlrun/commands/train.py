@@ -138,6 +138,7 @@ def start(
     from rlrun.config.run import type_config
     from rlrun.core.passwords import check_logger
     from rlrun.loggers.console import say
+    from rlrun.loggers.mlflow import make_root
     from rlrun.runtime.cluster import machine_for
     from rlrun.runtime.data_plan import fill_spec
     from rlrun.runtime.preflight import preflight
@@ -162,6 +163,8 @@ def start(
         else RunDir.new(run.runs_root, config.algo.name, config.env.name, run.seed)
     )
     values["run_dir"] = str(directory.path)
+    if run.logger.get("mlflow", {}).get("enabled"):
+        make_root(run.logger["mlflow"]["uri"], run.runs_root)
     print(f"rlrun train: {config.algorithm_name} on {config.env.name}, seed {config.run.seed}", flush=True)
     for line in lines:
         say(line)

@@ -36,6 +36,8 @@ class Range:
             return "positive"
         if self == Finite:
             return "positive and finite"
+        if self == Real:
+            return "finite"
         if not (self.above_lowest or self.below_highest) and math.isfinite(self.lowest) and math.isfinite(self.highest):
             return f"between {self.lowest:g} and {self.highest:g}"
         said = []
@@ -62,6 +64,7 @@ Count = Range(1)  # a number of things of which there must be at least one
 NotNegative = Range(0)
 Positive = Range(0, above_lowest=True)
 Finite = Range(0, above_lowest=True, below_highest=True)  # positive, for what is divided by
+Real = Range(above_lowest=True, below_highest=True)  # any number but an infinite one
 Share = Range(0, 1)  # a part of a whole, or a probability
 PositiveShare = Range(0, 1, above_lowest=True)
 ShareBelowOne = Range(0, 1, below_highest=True)

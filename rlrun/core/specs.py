@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -305,6 +306,12 @@ def _bounds(space: Box, device: torch.device) -> tuple[Tensor, Tensor]:
     """The bounds of actions, each of the box's shape."""
     low, high = (torch.tensor(x, dtype=torch.float64, device=device) for x in (space.low, space.high))
     return low.reshape(space.shape), high.reshape(space.shape)
+
+
+def fits_name(name: str, pattern: str) -> bool:
+    """Whether a pattern such as adversary_* is for the agent of this name. An agent's own name always is, although it
+    may have signs that mean something in patterns, as in robot[1]."""
+    return name == pattern or fnmatchcase(name, pattern)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,9 +70,9 @@ class Shelf:
         self.reader = RowReader(source, wanted, cfg, seeds, number)
         self.tells = tells
         known = capacity if source.most_rows is None else source.most_rows
-        unit = wanted.layout(1).fragment_rows
+        unit, drawn = wanted.layout(1).fragment_rows, wanted.layout(1).rows
         if known <= capacity:
-            capacity = known + unit  # room for the whole set, and for the end of its last fragment
+            capacity = known + unit + drawn  # room for the whole set, and for the dead rows behind it
         self.ring = Replay(
             dataclasses.replace(replay, capacity=capacity),
             wanted.layout(capacity),
@@ -81,6 +81,7 @@ class Shelf:
             number=number,
         )
         self.unit = self.ring.layout.fragment_rows
+        self.room = self.ring.length - self.unit - drawn  # sets of fewer rows are held as a whole
         self.whole = False  # whether all rows are in memory, so that nothing more is read
         self.first_pass = 0  # rows that were read to fill the memory, which is the whole set where it fits
         # Trajectories in the first pass that filters kept and left out, and how many of these are parts of episodes.
@@ -124,7 +125,7 @@ class Shelf:
             self._feed()
         self.first_pass = self.fed + self.rest_rows
         # Only what was not overwritten is there.
-        self.whole = over and self.first_pass < self.ring.length - self.unit
+        self.whole = over and self.first_pass < self.room
         if self.whole:
             self._feed(to_the_end=True)
             self.close()
@@ -172,14 +173,14 @@ class Shelf:
             over = part.over and part.place == self.source.pieces() - 1
 
     def _feed(self, to_the_end: bool = False) -> None:
-        """Writes whole fragments of the waiting rows into the ring, and with to_the_end also the last ones, filled up
-        with dead rows."""
+        """Writes whole fragments of the waiting rows into the ring, and with to_the_end also the last ones. Dead rows
+        fill these up, and as many as are drawn at a time stand behind the last live row, so that it is drawn too."""
         # The row behind a fragment is written with it.
         while self.rest_rows > self.unit or (to_the_end and self.rest_rows > 0):
             rows = self.rest[0] if len(self.rest) == 1 else _joined(self.rest)
             have = len(rows["reward"])
             if have <= self.unit:
-                rows = _filled(rows, self.unit + 1 - have)
+                rows = _filled(rows, self._padded(have) + 1 - have)
             count = max(1, (len(rows["reward"]) - 1) // self.unit)
             for start in range(0, count * self.unit, self.unit):
                 self._add({name: _cut(value, start, start + self.unit + 1) for name, value in rows.items()})
@@ -188,6 +189,10 @@ class Shelf:
                 [{name: _cut(value, count * self.unit, have) for name, value in rows.items()}] if left > 0 else []
             )
             self.rest_rows = max(0, left)
+
+    def _padded(self, rows: int) -> int:
+        """The length of the last fragments of a set, which hold these live rows."""
+        return -(-(rows + self.ring.layout.rows) // self.unit) * self.unit
 
     def _add(self, rows: dict[str, Any]) -> None:
         """Writes one fragment, given its rows and the one behind it."""
@@ -274,6 +279,7 @@ class Shelf:
         return {
             "held": self.held,
             "length": self.ring.length,
+            "room": self.room,
             "fed": self.fed,
             "owed": self.owed,
             "rest_rows": self.rest_rows,
@@ -294,10 +300,13 @@ class Shelf:
         if state.get("held", self.held) not in (self.held, sum_of([f"{self.source.pieces()} pieces"])):
             raise changed
         was_whole = state["rest_rows"] == 0  # rows always wait to be written where a set is larger than memory
-        if self.whole and was_whole and state["fed"] != self.fed:
+        # Older checkpoints had no dead rows behind those that fill the last fragment.
+        older = -(-self.first_pass // self.unit) * self.unit
+        if self.whole and was_whole and state["fed"] not in (self.fed, older):
             raise changed
         # As far as a checkpoint says what its ring had room for, a set that was larger must be so still.
-        if self.whole and not was_whole and self.first_pass < state.get("length", 0) - self.unit:
+        room = state.get("room", state.get("length", 0) - self.unit)
+        if self.whole and not was_whole and self.first_pass < room:
             raise changed
         if not self.whole and not self._read_again(state):
             raise changed
@@ -330,11 +339,14 @@ class Shelf:
         """Gives every row that was in the saved ring its priority, and the others the largest, as new rows get it."""
         draws, layout, saved = self.ring.draws, self.ring.layout, state["priorities"].numpy()
         value = np.full(len(draws.may), draws.largest)
-        if state["fed"] == self.fed:  # otherwise the saved rows are those of another pass over the set
+        same = state["rest_rows"] == 0 if self.whole else state["fed"] == self.fed
+        if same:  # otherwise the saved rows are those of another pass over the set
             length = state.get("length", len(saved) * layout.starts_every)  # older checkpoints do not say it
             row = np.arange(*draws.window(0), layout.starts_every)
             row = row[row >= self.fed - length + layout.stack]  # the oldest row that the saved ring drew
-            value[draws.leaf(np.zeros_like(row), row)] = saved[row % length // layout.starts_every]
+            known = saved[row % length // layout.starts_every]
+            # Older checkpoints could not draw the last rows of a set, and have no priorities of them.
+            value[draws.leaf(np.zeros_like(row), row)] = np.where(known > 0, known, draws.largest)
         tree.set(np.arange(len(value)), np.where(draws.may, value, 0.0))
 
     def close(self) -> None:

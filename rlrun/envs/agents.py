@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from rlrun.core.errors import EnvError, UserError, closest, told
 from rlrun.core.pulse import RESET, doing, next_step
 from rlrun.core.restarts import Remade
 from rlrun.core.seeding import Seeds
-from rlrun.core.specs import Agents, Box, Discrete, EnvSpec, MultiBinary, Space, any_legal, leaves, mask_size
+from rlrun.core.specs import Agents, Box, Discrete, EnvSpec, MultiBinary, Space, any_legal, fits_name, leaves, mask_size
 from rlrun.envs.agent_games import AgentsConfig, AgentsStep, ParallelGame, TupleGame, make_game
 from rlrun.envs.agent_rows import AgentSpaces, action_of, agent_rows, blank, one_of, write_agent, write_id
 from rlrun.envs.agent_spaces import common, spaces_of, with_id
@@ -87,12 +86,12 @@ def make_spec(cfg: AgentsConfig) -> AgentsSpec:
 def _counted(cfg: AgentsConfig, names: tuple[str, ...]) -> tuple[str, ...]:
     """The agents that env.return_of names. Raises UserError for a pattern that no agent's name matches."""
     for pattern in cfg.return_of:
-        if not any(fnmatchcase(name, pattern) for name in names):
+        if not any(fits_name(name, pattern) for name in names):
             raise UserError(
                 f"env.return_of: {pattern!r} matches no agent of {cfg.name}.{closest(pattern, names)} There are"
                 f" {', '.join(names)}"
             )
-    return tuple(name for name in names if any(fnmatchcase(name, pattern) for pattern in cfg.return_of))
+    return tuple(name for name in names if any(fits_name(name, pattern) for pattern in cfg.return_of))
 
 
 def _limit_of_zoo(game: ParallelGame) -> int | None:

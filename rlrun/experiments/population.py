@@ -41,6 +41,10 @@ TRUNCATED = 0.25
 FACTORS = (0.8, 1.2)  # a perturbed number is multiplied by one of these
 WHOLE = re.compile(r"\$\\?\{env_steps\\?\}")  # how options name the env steps of a run; Hydra's words may escape braces
 RESAMPLED = 0.25  # probability that a value is drawn again instead
+CHANGES = (
+    "a population can change numbers in algo.* during training, such as algo.lr; choose other values with --search tpe"
+    " or a grid"
+)
 
 
 @dataclass
@@ -90,13 +94,11 @@ class PopulationTraining:
         self.state = folder / "population.json"
         self.generations = math.ceil(env_steps / every)
         self.rng = np.random.default_rng([seed, 0])
-        self.pinned: list[str] = []
+        self.pinned: dict[tuple[Any, ...], list[str]] = {}  # what _pinned() returned, by the values
         if self.state.exists():
             self._load()
-            self.pinned = self._pinned()
         else:
             self.members = [Member(f"member-{index:02d}", self._drawn()) for index in range(count)]
-            self.pinned = self._pinned()
             for member in self.members:
                 check(self._words(member), member.name)
         self._advance()
@@ -141,22 +143,32 @@ class PopulationTraining:
                 made[key] = value
         return made
 
-    def _pinned(self) -> list[str]:
+    def _pinned(self, member: Member) -> list[str]:
         """Words for the options that follow env_steps, such as a schedule in an algorithm's file. They have the values
         that a run of all env steps has: a member's first job ends with its generation, and later ones keep what the
         first job made of them."""
-        words = self._words(self.members[0])
-        part, whole = (
-            flattened(self.check([*words, f"env_steps={steps}"], self.members[0].name))
-            for steps in (self.every, self.env_steps)
-        )
-        return [
-            f"{key}={word(key, value)}"
-            for key, value in whole.items()
-            if key in part and part[key] != value and key != "env_steps" and key not in self.members[0].values
-        ]
+        key = tuple(member.values.items())
+        if key not in self.pinned:
+            words = self._unpinned(member)
+            part, whole = (
+                flattened(self.check([*words, f"env_steps={steps}"], member.name))
+                for steps in (self.every, self.env_steps)
+            )
+            self.pinned[key] = [
+                f"{key}={word(key, value)}"
+                for key, value in whole.items()
+                if key in part and part[key] != value and key != "env_steps" and key not in member.values
+            ]
+        return self.pinned[key]
+
+    def _options(self, member: Member) -> dict[str, Any]:
+        """The options of a member's job by their dotted names."""
+        return flattened(self.check(self._words(member), member.name))
 
     def _words(self, member: Member) -> list[str]:
+        return self._unpinned(member, self._pinned(member))
+
+    def _unpinned(self, member: Member, pinned: Sequence[str] = ()) -> list[str]:
         fixed = [word for word in self.space.fixed if not word.startswith("env_steps=")]
         # Each member has a seed of its own, as the paper's workers are independent. Where a word is given twice, as a
         # user's seed is, the last one counts.
@@ -164,7 +176,7 @@ class PopulationTraining:
         return [
             *self.own,
             *fixed,
-            *self.pinned,
+            *pinned,
             *(f"{key}={value}" for key, value in member.values.items()),
             f"seed={seed}",
             f"env_steps={self._target(member)}",
@@ -247,7 +259,11 @@ class PopulationTraining:
         members = {one.name: one for one in self.members}
         for name, winner, values in self.pending:
             try:
-                take_over(self.folder / winner, self.folder / name, values)
+                own = members[name]
+                before, after = (self._options(replace(own, values=one)) for one in (own.values, values))
+                # An option may follow one that is searched, as critic_lr does where it is ${algo.lr}.
+                changed = {key: one for key, one in after.items() if key in values or one != before.get(key)}
+                take_over(self.folder / winner, self.folder / name, changed)
             except (OSError, UserError, IndexError, KeyError, TypeError) as error:
                 tell(f"  {name} could not take over: {type(error).__name__}: {error}")
                 continue
@@ -315,7 +331,7 @@ class PopulationTraining:
 def fits(space: Space, config: dict[str, Any], count: int, every: float) -> None:
     """UserError where a population cannot search this space.
 
-    A value that changes during training must be a number that a run reads again when it is resumed.
+    A value that changes during training must be a number, or a schedule, that a run reads again when it is resumed.
     """
     if count < 2:
         raise UserError("--search pbt needs --trials of 2 or more, the size of its population")
@@ -324,14 +340,20 @@ def fits(space: Space, config: dict[str, Any], count: int, every: float) -> None
             f"--every {every:g} is more than env_steps {config['env_steps']:g}: members would never take over"
         )
     for key in (*space.choices, *space.intervals):
-        node: Any = config
-        for part in key.split("."):
-            node = node.get(part) if isinstance(node, dict) else None
-        if isinstance(node, bool) or not isinstance(node, int | float) or not key.startswith("algo."):
-            raise UserError(
-                f"{key}: a population can change numbers in algo.* during training, such as algo.lr; choose other"
-                " values with --search tpe or a grid"
-            )
+        check_number(key, config)
+
+
+def check_number(key: str, config: Any) -> None:
+    """UserError where an option of a plain config is none of the algorithm's, or neither a number nor a schedule."""
+    from rlrun.core.schedule import Schedule
+
+    node = config if key.startswith("algo.") else None
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, dict) else None
+    try:
+        Schedule.parse(node)
+    except ValueError:
+        raise UserError(f"{key}: {CHANGES}") from None
 
 
 def shown(score: float | None) -> str:
@@ -344,7 +366,7 @@ def bounded(value: float, interval: Interval) -> float | int:
 
 
 def take_over(winner: Path, loser: Path, values: dict[str, Any]) -> None:
-    """Gives the loser's run the winner's last checkpoint, and changes these values in the loser's own options.
+    """Gives the loser's run the winner's last checkpoint, and changes these options, by their dotted names, in its own.
 
     Where this fails, the loser keeps its own checkpoints and options. After a kill at any point it can be done again.
     """
@@ -364,7 +386,7 @@ def take_over(winner: Path, loser: Path, values: dict[str, Any]) -> None:
         node = config
         for group in groups:
             node = node[group]
-        node[last] = yaml_value(value)
+        node[last] = value
     shutil.rmtree(old, ignore_errors=True)
     own.rename(old)
     try:
@@ -380,10 +402,3 @@ def take_over(winner: Path, loser: Path, values: dict[str, Any]) -> None:
         old.rename(own)
         raise
     shutil.rmtree(old, ignore_errors=True)
-
-
-def yaml_value(value: Any) -> Any:
-    """The value that a word on the command line stands for."""
-    from rlrun.config.types import parse_assignments
-
-    return parse_assignments([f"x={value}"])["x"] if isinstance(value, str) else value

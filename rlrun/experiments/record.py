@@ -18,7 +18,7 @@ from rlrun.core.errors import UserError, check_name
 from rlrun.core.passwords import check_known, masked, masked_values, whole
 from rlrun.core.plugins import TRUST
 from rlrun.experiments.outcomes import DONE, Outcome, TrainingJob
-from rlrun.loggers.mlflow import absolute_address
+from rlrun.loggers.mlflow import absolute_address, make_root
 
 FORMAT = 1
 STATUSES = ("COMPLETED", "STOPPED", "INTERRUPTED", "FAILED", "PRUNED", "WAITING")
@@ -54,6 +54,8 @@ def write(
         if mlflow["enabled"]
         else None
     )
+    if store is not None:
+        make_root(store["uri"], store["root"])
     said = {
         "format": FORMAT,
         "command": command_line(),

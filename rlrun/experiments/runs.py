@@ -265,6 +265,8 @@ def check_metric(name: str, runs: Sequence[SavedRun]) -> str:
     has a number, as eval/return_mean in runs that learn from data. UserError where no run has it."""
     known = metrics(runs)
     fitting = [one for one in known if one == name or one.split("/", 1)[-1] == name]
+    if not known:
+        raise UserError("These runs have logged no metric yet.")
     if not fitting:
         raise UserError(
             f"There is no metric {name!r} in these runs.{closest(name, known)} There are: {', '.join(sorted(known))}"

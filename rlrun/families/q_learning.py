@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlrun.core.batch import Batch
-from rlrun.core.ranges import NotNegative, Range
+from rlrun.core.ranges import NotNegative, Range, Real
 from rlrun.core.schedule import Schedule
 from rlrun.families.off_policy import OffPolicyConfig
 from rlrun.models.heads import QHeadConfig
@@ -32,8 +32,8 @@ class CategoricalQConfig(QConfig):
     """Options of algorithms that learn distributions over num_atoms fixed values (Bellemare et al. 2017)."""
 
     num_atoms: Annotated[int, Range(2)]
-    v_min: float
-    v_max: float
+    v_min: Annotated[float, Real]
+    v_max: Annotated[float, Real]
 
     def __post_init__(self):
         super().__post_init__()

@@ -4,6 +4,7 @@ Everything that is sent is read from the directory: parameters from config.yaml,
 status from summary.json. mlflow.json in the directory remembers what has arrived:
 
     uri, run_id, experiment_id   the MLflow run; the address is without passwords
+    run_dir                      the run directory, by which a copy of it is known
     id                           a tag of the MLflow run, by which it is found if its run_id never came back
     offset                       bytes of progress.jsonl that have been sent
     offered                      [bytes, CRC-32] of the part of progress.jsonl that may have arrived, from its beginning
@@ -113,7 +114,7 @@ class Mirror:
     def _remembered(self) -> dict[str, Any]:
         new: dict[str, Any] = {"uri": masked(self.uri), "id": uuid.uuid4().hex, "run_id": None, "experiment_id": None}
         new |= {"offset": 0, "offered": [0, 0], "sessions": [], "parameters": False, "names": {}, "files": {}}
-        new |= {"status": None, "replaces": None}
+        new |= {"status": None, "replaces": None, "run_dir": str(self.run_dir.resolve())}
         try:
             known = json.loads((self.run_dir / MEMORY).read_text())
         except (OSError, ValueError):
@@ -124,13 +125,28 @@ class Mirror:
             known["uri"] = new["uri"]
         if known.get("uri") != new["uri"]:
             return new  # the run is logged elsewhere from now on, with all of its rows
+        if self._is_copy(known):
+            say(f"this run was copied from {known['run_dir']}, so it is logged as a run of its own, with all rows")
+            return new
         if "offset" not in known:  # earlier versions sent every row at once
             known = {**known, "offset": self._size(), "parameters": True}
-        known = new | known
+        known = new | known | {"run_dir": new["run_dir"]}
         if self._took_back(known):
             kept = {name: known[name] for name in ("sessions", "names")}
             return {**new, **kept, "replaces": known["run_id"] or known["replaces"]}
         return known
+
+    def _is_copy(self, known: Mapping[str, Any]) -> bool:
+        """Whether this memory was copied with the run directory of another run, which is still there. One that is gone
+        was moved here."""
+        other = Path(str(known.get("run_dir") or self.run_dir)).resolve()
+        if other == self.run_dir.resolve():
+            return False
+        try:
+            theirs = json.loads((other / MEMORY).read_text())
+        except (OSError, ValueError):
+            return False
+        return isinstance(theirs, dict) and theirs.get("id") == known.get("id")
 
     def _took_back(self, known: Mapping[str, Any]) -> bool:
         """Whether progress.jsonl has lost rows that may have arrived, as far as this memory knows. Others may stand in

@@ -83,6 +83,18 @@ def absolute_address(uri: str | None) -> str | None:
     return f"{_address(Path.cwd())}/{name}"  # the name keeps its own escapes and options
 
 
+def make_root(uri: str | None, root: str | Path) -> None:
+    """Makes the folder of the SQLite store that a new run or sweep will write to; uri: as in the config.
+
+    store_root() takes a folder that is missing for one that has been moved away."""
+    if uri is not None:
+        return
+    try:
+        Path(root).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"runs_root={root}: {error.strerror}; MLflow's store would be there") from None
+
+
 def store_root(saved: str | Path, folder: Path) -> Path:
     """The folder that holds the MLflow store of a run or a sweep. folder: that of the run or the sweep.
 

@@ -178,11 +178,16 @@ class DeterministicPolicy(Actor):
             action, carried = chosen.reshape(len(best), -1), {**carried, **changed}
         recorded = {}
         if record:
-            assert self.critic is not None, "recording values needs a critic that samplers receive with the policy"
+            critic = self.critic
+            assert critic is not None, "recording values needs a critic that samplers receive with the policy"
             rows = self.seen(obs).map(lambda x: x.unsqueeze(0))
-            features = self.critic.features(Seen(rows, is_first.unsqueeze(0), Batch()))
-            known = {"q_taken": action, "q_max": best}
-            recorded = {name: self.critic.of(features, known[name])[:, :, 0].min(0).values for name in record}
+            features = critic.features(Seen(rows, is_first.unsqueeze(0), Batch()))
+            # The target has the least of the critics, and an update's priority is a mean over them.
+            known = {
+                "q_taken": lambda: critic.of(features, action)[:, :, 0].mean(0),
+                "q_max": lambda: critic.of(features, best)[:, :, 0].min(0).values,
+            }
+            recorded = {name: known[name]() for name in record}
         return Act(self.shaped(action), Batch(carried), Batch(recorded))
 
     def _explored(

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlrun.rllib.algorithms import EVOLUTION, OFF_POLICY, SOFT
 from rlrun.rllib.networks import activated, own_net
-from rlrun.rllib.q_learning import EPSILONS, from_replay
+from rlrun.rllib.q_learning import ALONE, apart, from_replay, players
 from rlrun.rllib.translation import Translation
 from rlrun.rllib.yaml_files import rounded
 
@@ -157,6 +157,8 @@ def deterministic_nets(one: Translation) -> None:
 def _noise(one: Translation, at: str, group: str, smooth: bool) -> None:
     usual = str(one.defaults[f"{group}.type"])  # RLlib's default
     kind = str(one.get(f"{group}.type") or usual).rsplit(".", 1)[-1]
+    older = {"ou": "OrnsteinUhlenbeckNoise", "gaussian": "GaussianNoise"}
+    kind = older.get(str(one.given.get("exploration_noise_type")), kind)
     if one.given.get("parameter_noise"):
         kind = "ParameterNoise"
     gaussian = "Gaussian" in kind or (one.era == "old" and smooth and kind != "ParameterNoise")
@@ -166,7 +168,7 @@ def _noise(one: Translation, at: str, group: str, smooth: bool) -> None:
         gaussian = "Gaussian" in usual
     gaussian_or_ou = "gaussian" if gaussian else "ou"
     ours = {"ParameterNoise": "parameter_noise", "Random": "random"}.get(kind, gaussian_or_ou)
-    keys = (f"{group}.type",) if not (gaussian and smooth and one.era == "old") else ()
+    keys = (f"{group}.type", "exploration_noise_type") if not (gaussian and smooth and one.era == "old") else ()
     why = "smooth_target_policy took Gaussian noise up to RLlib 0.8" if not keys else ""
     one.set(f"{at}.exploration.kind", ours, *keys, why=why)
     if f"{group}.type" not in one.given:
@@ -180,6 +182,7 @@ def _noise(one: Translation, at: str, group: str, smooth: bool) -> None:
     sigma_keys = (f"{group}.ou_sigma", "exploration_ou_sigma", "exploration_sigma")
     base_keys = (f"{group}.ou_base_scale", "exploration_ou_noise_scale", "noise_scale")
     theta_keys = (f"{group}.ou_theta", "exploration_ou_theta", "exploration_theta")
+    std_keys = (f"{group}.stddev", "act_noise", "exploration_gaussian_sigma")
     if ours == "ou":
         std = float(one.get(*base_keys, default=0.1)) * float(one.get(*sigma_keys, default=0.2)) * RANGE
         one.set(
@@ -192,14 +195,14 @@ def _noise(one: Translation, at: str, group: str, smooth: bool) -> None:
         one.set(f"{at}.exploration.theta", float(one.get(*theta_keys, default=0.15)), *theta_keys)
     elif ours == "gaussian":
         why = "actions range from -1 to 1 here; RLlib 0.7 adds it to actions in the environment's units"
-        std = float(one.get(f"{group}.stddev", "act_noise", default=0.1))
-        one.set(f"{at}.exploration.std", std, f"{group}.stddev", "act_noise", why=why if one.era == "old" else "")
+        std = float(one.get(*std_keys, default=0.1))
+        one.set(f"{at}.exploration.std", std, *std_keys, why=why if one.era == "old" else "")
     elif ours == "parameter_noise":
         std, why = float(one.get(*sigma_keys, default=0.2)), "the distance to which weight noise adapts"
         one.set(f"{at}.exploration.std", std, *sigma_keys, why=why)
         why = "the noise in weights starts from exploration.std and adapts to it"
         one.say(f"{group}.initial_stddev", "not mapped", why=why)
-    for key in (*base_keys, *sigma_keys, *theta_keys, "act_noise", f"{group}.stddev"):
+    for key in (*base_keys, *sigma_keys, *theta_keys, *std_keys, "exploration_noise_type"):
         one.say(key, "dropped", why=f"exploration.kind={ours} does not have it")
 
 
@@ -216,11 +219,13 @@ def _scale(one: Translation, at: str, group: str) -> None:
         "exploration_should_anneal",
     )
     everywhere = one.given.get("per_worker_exploration", "PerWorker" in str(one.get(f"{group}.type")))
-    if everywhere:
-        why = "as in Ape-X, each environment has a constant scale between these two"
-        one.set(f"{at}.exploration.scale", EPSILONS[0], *keys, "per_worker_exploration", why=why)
-        one.set(f"{at}.exploration.scale_min", EPSILONS[1], why=why)
+    if everywhere and players(one):
+        first, last, why = apart(one, "scale")
+        one.set(f"{at}.exploration.scale", first, *keys, "per_worker_exploration", why=why)
+        one.set(f"{at}.exploration.scale_min", last, why=why)
         return
+    if everywhere:
+        one.say("per_worker_exploration", "dropped", why=ALONE)
     one.set(f"{at}.exploration.scale_min", None, why="all environments explore alike")
     first = float(one.get(f"{group}.initial_scale", default=1.0))
     last = float(one.get("exploration_final_scale", "exploration_final_eps", f"{group}.final_scale", default=0.02))

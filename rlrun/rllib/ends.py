@@ -134,7 +134,7 @@ def _iterations(it: Translation, number: float) -> Mark:
         each = rows_of_iteration(it)
         why = f"iterations of {each:,} env steps, where episodes are as long as a fragment"
         return Mark("env_steps", number * each, why)
-    steps = iteration(it) if it.core != "sac" else None
+    steps = iteration(it)
     if not steps:
         why = "iterations of RLlib's loop have no fixed number of env steps here; env_steps= ends a run"
         return Mark("", 0.0, why)

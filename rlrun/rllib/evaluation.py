@@ -86,6 +86,8 @@ def iteration(it: Translation) -> int | None:
         return _iteration_of_data(it)
     if any(it.given.get(key) for key in CLOCKS):
         return None
+    if it.core == "sac" and not any(key in it.given for key in CLOCKS):  # its default is a second at least
+        return None
     sampled, trained = (
         max((int(it.given[key]) for key in keys if isinstance(it.given.get(key), int | float)), default=0)
         for keys in (SAMPLED, TRAINED)

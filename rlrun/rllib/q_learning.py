@@ -12,6 +12,8 @@ from rlrun.rllib.algorithms import JOINT, Q_LEARNING, SOFT
 from rlrun.rllib.translation import Translation
 from rlrun.rllib.yaml_files import rounded
 
+CAPACITIES = ("replay_buffer_config.capacity", "buffer_size")
+ALONE = "no worker plays beside the learner, which explores by the schedule then, in RLlib too"
 EPSILONS = (0.4, 6.5536e-4)  # Ape-X's first and last environment (Horgan et al. 2018, section 4.1)
 RARELY = 0.01  # epsilon beside RLlib's ParameterNoise (rllib/utils/exploration/parameter_noise.py)
 KINDS = {
@@ -75,8 +77,10 @@ def replayed(
     fewest = one.get("n_step", default=1)
     fewest = int(max(fewest) if isinstance(fewest, list) else fewest)
     fewest, what = (sequence, "a sequence of") if one.core in JOINT else (fewest, "n_step")
-    first = int(one.get(*starts))
+    first, most = int(one.get(*starts)), _capacity(one)[0]
     why = f"the replay must hold {what} {fewest} rows" if first < fewest else ""
+    if first > most:
+        first, why = most, f"the replay holds no {first} rows"
     one.set(f"{at}.learning_starts", max(first, fewest), *starts, why=why)
 
 
@@ -137,13 +141,8 @@ def from_replay(one: Translation) -> None:
     why = "Ape-X's replay always has priorities" if always and not asked else ""
     file = "prioritized" if prioritized else "uniform"
     one.choose("replay", file, "prioritized_replay", f"{buffer}.type", why=why)
-    capacities = (f"{buffer}.capacity", "buffer_size")
-    capacity, why = int(one.get(*capacities)), ""
-    if one.core == "r2d2":
-        why = "rows, which RLlib's code counts; its comment says sequences"
-    elif one.core in JOINT and not always:
-        capacity, why = rows_of_fragments(one, capacity, int(one.get("rollout_fragment_length")))
-    one.set("replay.capacity", capacity, *capacities, why=why)
+    capacity, why = _capacity(one)
+    one.set("replay.capacity", capacity, *CAPACITIES, why=why)
     draws = "algorithms with memory draw sequences, the others draw transitions"
     one.say(f"{buffer}.storage_unit", "dropped", why=draws)
     for name in ("replay_batch_size", "_enable_replay_buffer_api"):
@@ -160,6 +159,16 @@ def from_replay(one: Translation) -> None:
     else:
         for key in (*(key for name in ("alpha", "beta", "eps") for key in priority_names(name)), *betas):
             one.say(key, "dropped", why="the replay is not prioritized")
+
+
+def _capacity(one: Translation) -> tuple[int, str]:
+    """Returns the rows of the replay, and why they are not what the file says."""
+    capacity = int(one.get(*CAPACITIES))
+    if one.core == "r2d2":
+        return capacity, "rows, which RLlib's code counts; its comment says sequences"
+    if one.core in JOINT and one.outer not in ("apex", "apex_ddpg"):
+        return rows_of_fragments(one, capacity, int(one.get("rollout_fragment_length")))
+    return capacity, ""
 
 
 def rows_of_fragments(one: Translation, capacity: int, length: int) -> tuple[int, str]:
@@ -246,14 +255,17 @@ def exploration(one: Translation) -> None:
         "exploration_fraction",
         "exploration_final_eps",
     )
-    if kind == "PerWorkerEpsilonGreedy":
-        first, last = EPSILONS
-        why = "as in Ape-X, each environment has a constant epsilon between these two"
+    alone = kind == "PerWorkerEpsilonGreedy" and players(one) == 0
+    if kind == "PerWorkerEpsilonGreedy" and not alone:
+        first, last, why = apart(one, "epsilon")
         one.set(f"{at}.exploration.epsilon", first, "per_worker_exploration", why=why)
         one.set(f"{at}.exploration.epsilon_min", last, why=why)
         for key in schedule:
             one.say(key, "dropped", why="each environment has a constant epsilon, spaced as in Ape-X")
     else:
+        if alone:
+            kind, per_worker = "EpsilonGreedy", None
+            one.say("per_worker_exploration", "dropped", why=ALONE)
         one.set(f"{at}.exploration.epsilon_min", None, why="all environments explore alike")
         if per_worker and kind != "EpsilonGreedy":
             one.say("per_worker_exploration", "not mapped", why=f"{KINDS[kind]} is the same in all environments")
@@ -266,6 +278,20 @@ def exploration(one: Translation) -> None:
         one.say(name, "dropped", why="it belongs to soft_q")
     for name in ("initial_stddev", "random_timesteps"):
         one.say(f"{group}.{name}", "dropped", why="it belongs to parameter_noise")
+
+
+def players(one: Translation) -> int:
+    """RLlib's workers that play beside the learner. 0: the learner's own one plays."""
+    return int(one.get("num_workers", "num_env_runners", default=0))
+
+
+def apart(one: Translation, name: str) -> tuple[float, float | None, str]:
+    """The first and the last number with which environments explore where each of RLlib's workers has its own, and why.
+
+    name: what the number is called. RLlib spaces workers like Ape-X, so that a single one has the first."""
+    if players(one) == 1:
+        return EPSILONS[0], None, f"RLlib's only worker has this constant {name}"
+    return *EPSILONS, f"as in Ape-X, each environment has a constant {name} between these two"
 
 
 def _epsilons(one: Translation, kind: str, keys: tuple[str, ...]) -> None:

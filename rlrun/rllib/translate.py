@@ -299,6 +299,8 @@ class Experiment(Translation):
             learns = (plain in ("num_workers", "num_env_runners") and self.core in ("a3c", "ddppo")) or (
                 plain in (*SAMPLERS, "num_rollout_workers") and self.core in META
             )
+            if plain in SAMPLERS and key in self.grids and not self.offline:
+                self.say(key, "not mapped", why="it decides how many environments make a batch, and has one value here")
             if plain in unseen and not learns:
                 self.say(key, "dropped", why=unseen[plain], whatever=True)
 

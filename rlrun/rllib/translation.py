@@ -49,6 +49,24 @@ NEW = (
     "circular_buffer_iterations_per_batch",
     "target_worker_clipping",
 )
+# Options that only releases before 1.0 have; an experiment with one of them has their defaults
+OLD = (
+    "sample_batch_size",
+    "schedule_max_timesteps",
+    "exploration_fraction",
+    "exploration_final_eps",
+    "exploration_final_scale",
+    "exploration_should_anneal",
+    "exploration_ou_noise_scale",
+    "exploration_ou_sigma",
+    "exploration_ou_theta",
+    "exploration_noise_type",
+    "exploration_gaussian_sigma",
+    "per_worker_exploration",
+    "pure_exploration_steps",
+    "parameter_noise",
+    "soft_q",
+)
 SAMPLER = "sampler"  # as an input: what is played
 INPUTS = ("input", "input_")
 # Options that RLlib had before replay_buffer_config, when SAC drew without priorities unless it was told to, and the
@@ -186,7 +204,7 @@ class Translation:
         return key not in self.defaults and takes(key) is not None and "null" not in (takes(key) or ())
 
     def _era(self) -> Era:
-        if "sample_batch_size" in self.given:
+        if any(key in self.given for key in OLD):
             return "old"
         if any(self.given.get(key) is False for key in STACK):
             return "middle"

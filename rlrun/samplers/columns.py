@@ -94,6 +94,8 @@ class Columns:
             step = self._without_those_over(step, t)
         for callback in self.callbacks:
             call(callback, "on_step", action, step)
+        if step.executed is not None:  # such as FIRE in a dead row, for which recorded rows are asked later on
+            np.copyto(view["action"][t], step.executed, where=~step.valid)
         view["reward"][t], view["valid"][t] = step.reward, step.valid
         view["terminated"][t], view["truncated"][t] = step.terminated, step.truncated
         self.obs, self.is_first = step.obs, step.is_first

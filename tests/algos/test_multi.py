@@ -265,6 +265,11 @@ def test_what_does_not_fit_gets_a_sentence(typed, words, said):
         Wired(typed(*CART, *inner, *words)).algorithm()
 
 
+def test_an_agent_whose_name_has_the_signs_of_patterns_is_found_by_its_name():
+    cfg = types.SimpleNamespace(policies={}, fixed={}, options={}, patterns={"one": ("robot[1]",), "rest": ("robot*",)})
+    assert multi.members(cfg, ("robot[1]", "robot[2]")) == {"one": (0,), "rest": (1,)}
+
+
 def test_agents_whose_policies_would_share_a_name_are_refused():
     each = types.SimpleNamespace(policies="each", fixed={}, options={})
     assert multi.members(each, ("a.b", "c")) == {"a_b": (0,), "c": (1,)}

@@ -112,7 +112,7 @@ def config_of(one, **env):
 
 def result(one, seed=1, budget=1.0, score=400.0):
     key = key_of(one, seed, budget)
-    return key, {"format": 1, **key._asdict(), "label": one.cell.label, "score": score, "env_steps": 10, "wall_sec": 61.0,
+    return key, {"format": 1, **key._asdict(), "label": one.cell.label, "score": score, "env_steps": 10, "wall_sec": 61.0, "episodes": 500,
                  "protocol": expected_protocol(one), "hardware": {"cpu": "a CPU", "cores": 2, "gpus": []}, "command": f"rlrun train seed={seed}",
                  "curve": [[1, 1.0, 2.0], [2, 2.0, 3.0]]}  # fmt: skip
 
@@ -201,6 +201,15 @@ def test_marks(tmp_path, scores, mark):
     for seed, score in enumerate(scores):
         write(tmp_path, *result(one, seed, score=score))
     assert measured(tmp_path, one).mark == mark
+
+
+def test_runs_of_few_games_are_shown_as_such(tmp_path):
+    one = wanted()
+    key, values = result(one, 1, score=400.0)
+    write(tmp_path, key, values | {"episodes": 7})
+    assert spread(measured(tmp_path, one)) == "400 of 7 games"
+    write(tmp_path, key, values | {"episodes": 0, "score": None, "return_mean": None})
+    assert spread(measured(tmp_path, one)) == "none" and measured(tmp_path, one).mark == "no game"
 
 
 def test_what_nobody_published_is_measured(tmp_path):

@@ -84,6 +84,13 @@ def test_the_name_of_a_checkpoints_folder_is_a_decimal_number():
     assert parse_assignments(words) == {"checkpoint": 1647, "seed": 0, "share": 0.5, "bits": 16}
 
 
+@pytest.mark.parametrize("algo, option", [("sac", "target_entropy"), ("sac", "initial_alpha"), ("c51", "v_max")])
+def test_what_is_added_or_multiplied_is_finite(algo, option):
+    env = "CartPole-v1" if algo == "c51" else "Pendulum-v1"
+    with pytest.raises(ConfigError, match=f"{option} must be .*finite"):
+        type_config(compose(f"algo={algo}", f"env={env}", f"algo.{option}=inf"))
+
+
 @pytest.mark.parametrize("algo, said", [
     ("qr_dqn", "must be positive and finite"), ("iqn", "must be positive and finite"), ("tqc", "must be a finite number"),
 ])  # fmt: skip

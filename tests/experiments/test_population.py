@@ -12,11 +12,12 @@ from rlrun.config.signature import sign
 from rlrun.core.errors import UserError
 from rlrun.experiments.grid import parse
 from rlrun.experiments.outcomes import Outcome
-from rlrun.experiments.population import FACTORS, PopulationTraining, bounded, fits, take_over, yaml_value
+from rlrun.experiments.population import FACTORS, PopulationTraining, bounded, fits, take_over
 
 
 def allowed(words, name):
-    return {}
+    said = dict(word.split("=", 1) for word in words)
+    return {"algo": {"lr": float(said["algo.lr"]), "optimizer": {"kind": said["algo.optimizer.kind"]}}}
 
 
 def values_of(job):
@@ -192,7 +193,9 @@ def test_populations_that_make_no_sense(words, count, every, said):
     [
         ("qr_dqn", ["algo.num_quantiles=4,8"], "other shapes"),
         ("ppo", ["algo.kl_coef=interval(0.2,0.4)", "algo.kl_target=0.01"], "only sets where a run begins"),
+        ("sac", ["algo.target_entropy=-1,auto"], "can change numbers"),
         ("ppo", ["algo.lr=interval(1e-4,1e-3)", "algo.discount=0.9,0.99"], None),
+        ("ppo", ["algo.lr=1e-3,[[0,1e-3],[400,0]]"], None),
     ],
 )
 def test_a_population_changes_only_what_a_resumed_run_reads_again(tmp_path, algo, values, said):
@@ -222,6 +225,22 @@ def test_a_takeover_is_done_after_a_kill(tmp_path, monkeypatch, during):
     later = population(tmp_path)
     assert (tmp_path / "member-00" / "checkpoints" / f"{100:012d}" / "policy.pt").read_text() == "member-01"
     assert later.members[0].history[-1]["took_over"] == "member-01" and later.next().resume == ("env_steps=200",)
+
+
+def test_a_takeover_changes_what_follows_the_values(tmp_path):
+    """An option that follows a searched one changes with it, and a schedule is written as the run reads it."""
+
+    def check(words, name):
+        lr = float(dict(word.split("=", 1) for word in words)["algo.lr"])
+        return {"algo": {"lr": lr, "optimizer": {"kind": [[0, lr], [400, 0]]}, "critic_lr": lr / 2, "clip": 0.2}}
+
+    supply = population(tmp_path, check=check)
+    play(supply, tmp_path, SCORES.get)
+    taken = json.loads((tmp_path / "population.json").read_text())["members"][0]["values"]["algo.lr"]
+    import yaml
+
+    algo = yaml.safe_load((tmp_path / "member-00" / "config.yaml").read_text())["algo"]
+    assert algo == {"lr": taken, "critic_lr": taken / 2, "optimizer": {"kind": [[0, taken], [400, 0]]}}
 
 
 def test_small_whole_numbers_move():
@@ -259,7 +278,6 @@ def test_values_stay_within_their_interval():
     )
     close_to_1 = parse(["algo.discount=interval(0.9, 0.9999999)"]).intervals["algo.discount"]
     assert bounded(0.99999985, close_to_1) == 0.99999985 and bounded(0.95123456, close_to_1) == 0.951235
-    assert yaml_value("1e-3") == 1e-3 and yaml_value("adam") == "adam" and yaml_value(0.5) == 0.5
 
 
 def test_a_takeover_leaves_one_checkpoint_the_winners(tmp_path):

@@ -114,6 +114,10 @@ def test_a_metric_without_its_prefix_is_the_one_that_has_numbers(runs, tmp_path)
     assert check_metric("return_mean", find([str(folder)])) == "eval/return_mean"
     assert check_metric("return_mean", find([str(folder), str(runs)])) == "sample/return_mean"
     assert check_metric("sample/return_mean", find([str(folder)])) == "sample/return_mean", "the whole name was given"
+    (folder / "progress.jsonl").write_text("")
+    (folder / "evaluations.jsonl").unlink(missing_ok=True)
+    with pytest.raises(UserError, match=r"These runs have logged no metric yet\."):
+        check_metric("return_mean", find([str(folder)]))
 
 
 def test_estimates_are_compared_and_reported(tmp_path, capsys):
@@ -280,16 +284,19 @@ def test_a_seed_that_was_run_twice_is_no_second_seed(tmp_path):
 
 
 def test_a_job_that_never_became_a_run_is_in_the_report(tmp_path):
-    saved(tmp_path / "good", *BASE)
-    (tmp_path / "sweep.json").write_text(
+    """Also where another sweep in the report has a run of its name."""
+    there, other = tmp_path / "sweep", tmp_path / "other"
+    saved(there / "good", *BASE)
+    saved(other / "bad", *BASE, "seed=7")
+    (there / "sweep.json").write_text(
         json.dumps({"command": "rlrun sweep ...", "jobs": [{"name": "good"}, {"name": "bad"}]})
     )
     outcomes = [
         {"name": "good", "status": "COMPLETED", "reason": ""},
         {"name": "bad", "status": "FAILED", "reason": "rlrun: dqn needs <discrete> actions"},
     ]
-    (tmp_path / "outcomes.json").write_text(json.dumps(outcomes))
-    assert _dispatch(["report", str(tmp_path)]) == 0
+    (there / "outcomes.json").write_text(json.dumps(outcomes))
+    assert _dispatch(["report", str(there), str(other / "bad"), "--out", str(tmp_path / "report.html")]) == 0
     text = (tmp_path / "report.html").read_text()
     assert (
         "rlrun sweep ..." in text

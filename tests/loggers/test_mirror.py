@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -17,7 +18,7 @@ from rlrun.cli import _dispatch
 from rlrun.core.errors import UserError
 from rlrun.experiments.record import logs_to_mlflow, write
 from rlrun.loggers.mirror import Mirror, MlflowPlace
-from rlrun.loggers.mlflow import available, open_experiment, store_uri
+from rlrun.loggers.mlflow import available, make_root, open_experiment, store_root, store_uri
 
 pytestmark = pytest.mark.skipif(not available(), reason="mlflow is not installed")
 QUICK = {"resources": "debug", "model": {"hidden": (8,)}, "log_every_steps": 20}
@@ -146,6 +147,22 @@ def test_a_run_that_was_moved_with_its_store_goes_on_there(lost, tmp_path, capsy
     assert ("which is gone, so that no files are sent" in said) != lost
     assert _dispatch(["sync", str(new / "one")]) == 0
     assert "nothing was missing" in capsys.readouterr().out and not old.exists()
+    shutil.copytree(new / "one", new / "two")
+    assert _dispatch(["sync", str(new / "two")]) == 0 and _dispatch(["sync", str(new / "two")]) == 0
+    assert capsys.readouterr().err.count(f"was copied from {new / 'one'}, so it is logged as a run of its own") == 1
+    experiment = client(uri).get_experiment_by_name("rlrun").experiment_id
+    both = {run.data.tags["rlrun.run_dir"]: run for run in client(uri).search_runs([experiment])}
+    assert set(both) == {str(new / "one"), str(new / "two")}
+    assert all(history(uri, run) == rows_of(new / "one") for run in both.values())
+
+
+def test_a_new_run_makes_the_folder_of_its_store(tmp_path):
+    """Otherwise the store would be beside the run, as if its own folder had been moved away."""
+    make_root(None, tmp_path / "runs")
+    assert store_root(tmp_path / "runs", tmp_path / "elsewhere" / "one") == tmp_path / "runs"
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"runs_root=.*file/runs: Not a directory"):
+        make_root(None, tmp_path / "file" / "runs")
 
 
 def test_a_store_whose_address_was_written_differently_is_the_same(tmp_path, capsys):

@@ -28,8 +28,9 @@ COVERED = {"0.7.0": (47, 47), "1.13": (91, 108), "2.7": (102, 122), "2.49": (38,
 # options that files of these releases set and whose effect is lost; all others are mapped, or dropped with a reason
 NOT_MAPPED = {
     "no_done_at_end": 4,  # of SAC, whose time limits were ends
-    "batch_mode": 3, "observation_fliter": 1, "evaluation_interval": 24, "input": 12, "stop.evaluation/episode_reward_mean": 1,
+    "batch_mode": 3, "observation_fliter": 1, "evaluation_interval": 26, "input": 12, "stop.evaluation/episode_reward_mean": 1,
     "stop.evaluation/sampler_results/episode_reward_mean": 4, "stop.evaluation/env_runners/episode_return_mean": 1,
+    "num_envs_per_env_runner": 1, "num_envs_per_worker": 3,  # grids of them
     "stop.training_iteration": 8,  # those of A2C, IMPALA, APPO and CRR, whose iterations a clock ends
 }  # fmt: skip
 # RLlib's defaults whose effect is lost: it trains IMPALA's and APPO's memories through 20 of a fragment's 50 rows
@@ -577,6 +578,7 @@ GRIDS = [  # (run, options, the option that is a grid, what its line says, value
     ("PPO", {"model": {"use_lstm": {"grid_search": [False, True]}}}, "model.use_lstm", ("dropped", ""), {}, {}),
     ("APPO", {"_separate_vf_optimizer": [False, True]}, "_separate_vf_optimizer", ("dropped", ""), {}, {}),
     ("SAC", {"_use_beta_distribution": [False, True]}, "_use_beta_distribution", ("dropped", ""), {}, {}),
+    ("PPO", {"num_workers": [1, 2]}, "num_workers", ("not mapped", ""), {}, {}),
     ("PPO", {"evaluation_interval": [2, 1]}, "evaluation_interval", ("mapped", "eval.every=8000"), {}, {}),
     ("PPO", {"model": [{"fcnet_hiddens": [8]}, {}]}, "model", ("not mapped", ""), {"model.hidden": [8]}, {}),
     ("DQN", {"exploration_config": [{"type": "SoftQ"}, {"type": "Random"}]}, "exploration_config", ("not mapped", ""), {"algo.exploration.kind": "soft_q"}, {}),
@@ -860,7 +862,12 @@ SAME = [  # (run, options, what rlrun's options become)
     ("SAC", {"normalize_actions": True, "clip_actions": True}, {}),
     ("IMPALA", {"model": {"use_lstm": True, "max_seq_len": 50}}, {"algo.fragment_length": 50}),
     *[(run, {"horizon": 100, "no_done_at_end": True, "soft_horizon": False}, {"env.max_episode_steps": 100}) for run in ("PPO", "DQN", "DDPG")],
-    ("DQN", {"per_worker_exploration": True}, {"algo.exploration.epsilon": 0.4, "algo.exploration.epsilon_min": pytest.approx(0.4**8)}),
+    ("DQN", {"per_worker_exploration": True, "num_workers": 2}, {"algo.exploration.epsilon": 0.4, "algo.exploration.epsilon_min": pytest.approx(0.4**8)}),
+    ("DQN", {"exploration_config": {"type": "PerWorkerEpsilonGreedy"}, "num_workers": 1}, {"algo.exploration.epsilon": 0.4, "algo.exploration.epsilon_min": None}),
+    ("DQN", {"exploration_config": {"type": "PerWorkerEpsilonGreedy"}}, {"algo.exploration.epsilon": {"start": 1.0, "end": 0.05, "steps": 100000}, "algo.exploration.epsilon_min": None}),
+    ("TD3", {"exploration_config": {"type": "PerWorkerOrnsteinUhlenbeckNoise"}, "num_workers": 1}, {"algo.exploration.scale": 0.4, "algo.exploration.scale_min": None}),
+    ("DDPG", {"exploration_noise_type": "gaussian", "exploration_gaussian_sigma": 0.3}, {"algo.exploration.kind": "gaussian", "algo.exploration.std": 0.3}),
+    ("SAC", {"learning_starts": 100000, "buffer_size": 50000}, {"algo.learning_starts": 50000, "replay.capacity": 50000}),
     ("APEX", {"per_worker_exploration": False}, {"algo.inner.exploration.epsilon_min": None, "algo.inner.exploration.epsilon": {"start": 1.0, "end": 0.02, "steps": 10000}}),
     ("DQN", {"td_error_loss_fn": "mse"}, {"algo.huber_delta": None}),
     ("DQN", {"td_error_loss_fn": "huber"}, {"algo.huber_delta": 1.0}),
@@ -901,8 +908,8 @@ SAME = [  # (run, options, what rlrun's options become)
     # RLlib's evaluations explore unless the file or the algorithm's own defaults say otherwise.
     ("PPO", {"evaluation_interval": 1, "explore": True}, {"eval.greedy": False}),
     ("PPO", {"evaluation_interval": 1, "explore": False}, {"eval.greedy": True}),
-    ("SAC", {"evaluation_interval": 1}, {"eval.greedy": False}),
-    ("SAC", {"evaluation_interval": 1, "sample_batch_size": 1}, {"eval.greedy": True}),
+    ("SAC", {"evaluation_interval": 2, "min_time_s_per_iteration": 0}, {"eval.every": 200, "eval.greedy": False}),
+    ("SAC", {"evaluation_interval": 1, "sample_batch_size": 1, "min_iter_time_s": 0}, {"eval.greedy": True}),
     ("DQN", {"evaluation_interval": 1, "explore": True}, {"eval.greedy": True}),
     ("TD3", {"evaluation_interval": 1}, {"eval.greedy": True}),
     ("PPO", {"evaluation_interval": 1, "evaluation_num_workers": 3, "evaluation_duration": 900, "evaluation_duration_unit": "timesteps"},
@@ -929,7 +936,7 @@ SAME = [  # (run, options, what rlrun's options become)
     ("TD3", {"exploration_config": {"type": "OrnsteinUhlenbeckNoise"}},
      {"algo.random_steps": 1000, "algo.exploration.std": 0.04, "algo.exploration.scale": [[0, 1.0], [1000, 1.0], [11000, 0.02]]}),
     ("TD3", {"exploration_config": {"type": "GaussianNoise", "stddev": 0.3}}, {"algo.random_steps": 10_000, "algo.exploration.std": 0.3, "algo.exploration.scale": 1.0}),
-    ("TD3", {"exploration_config": {"type": "PerWorkerGaussianNoise"}}, {"algo.random_steps": 1000, "algo.exploration.scale": 0.4}),
+    ("TD3", {"exploration_config": {"type": "PerWorkerGaussianNoise"}, "num_workers": 2}, {"algo.random_steps": 1000, "algo.exploration.scale": 0.4}),
     ("DQN", {"exploration_config": {"type": "ParameterNoise"}}, {"algo.random_steps": 10_000, "algo.exploration.epsilon": 0.01, "algo.exploration.noise_epsilon": 0.01}),
     ("DQN", {"parameter_noise": True}, {"algo.random_steps": 0, "algo.exploration.epsilon": 0.0}),
     ("APEX", {"exploration_config": {"type": "EpsilonGreedy"}}, {"algo.inner.exploration.epsilon": {"start": 1.0, "end": 0.05, "steps": 100_000}}),
@@ -1309,7 +1316,7 @@ def test_tables_name_algorithms_and_reasons():
 ODD = {"list": [1, "x"], "empty": [], "group": {"a": 1}, "null": None, "true": True, "false": False, "text": "x" * 5000}
 MEANT = {  # options of RLlib's whose values mean another number or word here, beside those that are written as they are
     ("_separate_vf_optimizer", "true", "algo.value_lr=0.0005"), ("_use_beta_distribution", "true", "model.action_distribution=beta"),
-    ("exploration_should_anneal", "true", "algo.exploration.scale=0.4"), ("exploration_should_anneal", "false", "algo.exploration.scale=1.0"),
+    ("exploration_should_anneal", "true", "algo.exploration.scale={end:0.02, start:1.0, steps:10000}"), ("exploration_should_anneal", "false", "algo.exploration.scale=1.0"),
     ("grad_clip", "null", "algo.max_grad_norm=0.0"), ("grad_norm_clipping", "null", "algo.max_grad_norm=0.0"), ("hiddens", "null", "algo.head.hidden=[]"),
     ("kl_coeff", "null", "algo.kl_coef=0.0"), ("vf_clip_param", "null", "algo.value_clip=0.0"), ("target_entropy", "null", "algo.target_entropy=auto"),
     ("model.use_attention", "true", "model=gtrxl"), ("parameter_noise", "true", "algo.exploration.kind=parameter_noise"),
