@@ -36,6 +36,7 @@ from torch.func import vmap
 
 from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update
 from rlrun.core.batch import Batch, nested
+from rlrun.core.masked import with_dead_rows
 from rlrun.core.metrics import Means
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
@@ -165,7 +166,8 @@ class MAML(Algorithm):
                 error = torch.maximum(error, (near - rows["target"]).square())
             made["value_loss"] = 0.5 * mean(error)
             loss = loss + cfg.value_coef * made["value_loss"]
-        made["kl"] = mean(dist.from_record(nested(rows["dist"])).kl(dist))
+        old = with_dead_rows(nested(rows["dist"]), dist.record().map(torch.detach), valid)  # as in PPO
+        made["kl"] = mean(dist.from_record(old).kl(dist))
         if clip is not None:
             made["clip_fraction"] = mean(((ratio - 1).abs() > clip).float())
         return {"loss": loss, **made}

@@ -28,8 +28,9 @@ from torch import Tensor
 from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
 from rlrun.core.conditions import OnlyWith
+from rlrun.core.masked import with_dead_rows
 from rlrun.core.metrics import Means
-from rlrun.core.ranges import Count, NotNegative, Positive, Share
+from rlrun.core.ranges import Count, NotNegative, Positive, Range, Share
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
 from rlrun.families.actor_critic import ActorCriticConfig
@@ -55,7 +56,7 @@ class Config(ActorCriticConfig):
     value_loss_clip: Annotated[float, NotNegative]
     kl_coef: Annotated[float, NotNegative]
     kl_target: Annotated[float, Positive, OnlyWith("kl_coef")]
-    stop_kl: Annotated[float, Positive] | None
+    stop_kl: Annotated[Annotated[float, Positive] | None, OnlyWith("num_epochs", Range(2))]
     normalize_advantage: Literal["none", "batch", "minibatch"]
     normalize_reward: bool
     normalize_value: bool
@@ -229,5 +230,8 @@ class PPO(Algorithm):
 
     @staticmethod
     def _kl(rows: Batch, dist: Distribution) -> Tensor:
-        """Returns KL(old || new) of every row."""
-        return dist.from_record(rows.dist).kl(dist)
+        """Returns KL(old || new) of every row.
+
+        Rows on which nobody acted hold zeros, for which a KL may have no finite gradient. They get KL(new || new)."""
+        old = with_dead_rows(rows.dist, dist.record().map(torch.detach), rows.valid)
+        return dist.from_record(old).kl(dist)

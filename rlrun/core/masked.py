@@ -1,14 +1,28 @@
 """Reductions over live rows. Functions that take `ranks` reduce over the live rows of all learners."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from rlrun.core.batch import Batch
 from rlrun.core.ranks import ALONE, Ranks
 
 
 def masked_sum(x: Tensor, valid: Tensor) -> Tensor:
     """Returns the sum [] of x [T, B] over valid [T, B]. In dead rows x may hold anything, even NaN."""
     return x.masked_fill(~valid, 0.0).sum()
+
+
+def with_dead_rows(x: Batch, other: Batch, valid: Tensor) -> Batch:
+    """Returns x, leaves [T, B, ...], with the numbers of `other` in the dead rows of valid [T, B]."""
+
+    def chosen(one: Any, another: Any) -> Any:
+        if isinstance(one, Batch):
+            return Batch({name: chosen(one[name], another[name]) for name in one})
+        return torch.where(valid.reshape(*valid.shape, *[1] * (one.ndim - valid.ndim)), one, another.to(one.dtype))
+
+    return chosen(x, other)
 
 
 def masked_mean(x: Tensor, valid: Tensor, count: Tensor | None = None) -> Tensor:

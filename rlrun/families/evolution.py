@@ -8,7 +8,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from rlrun.core.conditions import CONTINUOUS, OnlyFor
+from rlrun.core.conditions import CONTINUOUS, OnlyFor, OnlyWith
 from rlrun.core.evolution import NoiseTable
 from rlrun.core.optimizer import OptimizerConfig
 from rlrun.core.ranges import Count, NotNegative, Positive, Share
@@ -28,7 +28,7 @@ class EvolutionConfig:
     noise_size: Annotated[int, Count]
     eval_share: Annotated[float, Share]
     action_noise: Annotated[float, NotNegative, OnlyFor(CONTINUOUS)]
-    report_length: Annotated[int, Count]
+    report_length: Annotated[int, Count, OnlyWith("eval_share")]
     lr: Annotated[Schedule, NotNegative]
     optimizer: OptimizerConfig
     actor: NetConfig

@@ -121,19 +121,24 @@ class DistributionPolicy(FiltersObservations, Policy):
         """Knows log_prob and value [B], and dist, all parameters of one row's distribution.
 
         Raises UserError for log_prob if actions are greedy and have no probability, but a density."""
-        if "log_prob" in names and not self.explorer.explores:
-            numbers = [part for _, part in leaves(self.spec.action) if isinstance(part, Box)]
-            if numbers:
-                raise UserError(
-                    "algo.explore=false: the algorithm learns from the probabilities of actions, and a greedy choice of"
-                    f" {numbers[0]} has none; evaluations are greedy anyway (eval.greedy)"
-                )
+        if "log_prob" in names:
+            self.need_probabilities()
         known: RowSpec = {
             "log_prob": Field((), torch.float32),
             "value": Field((), torch.float32),
             "dist": self.action_head.dist_spec,
         }
         return {name: known[name] for name in names}
+
+    def need_probabilities(self) -> None:
+        """Raises UserError if actions are greedy numbers, of which a policy gradient knows no probability: it would be 0
+        where the density has its peak."""
+        numbers = [part for _, part in leaves(self.spec.action) if isinstance(part, Box)]
+        if numbers and not self.explorer.explores:
+            raise UserError(
+                "algo.explore=false: the algorithm learns from the probabilities of actions, and a greedy choice of"
+                f" {numbers[0]} has none; evaluations are greedy anyway (eval.greedy)"
+            )
 
     def _split(self, state: Batch) -> tuple[Batch, Batch]:
         own = Batch({name: state[name] for name in state if not name.startswith("value_")})

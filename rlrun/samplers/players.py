@@ -62,6 +62,7 @@ class Order(NamedTuple):
     first: int
     pairs: int
     evaluations: int
+    lost: int = 0  # players that were lost while they played it
 
 
 class Task(NamedTuple):
@@ -133,12 +134,13 @@ class _Episodes:
         self.center, self.size = player.policy.vector().detach(), player.policy.size
         draw = [seeds.numpy("perturbation", updates, order.first + i) for i in range(order.pairs)]
         self.offsets = [int(rng.integers(len(self.crew.noise.numbers) - self.size + 1)) for rng in draw]
-        self.rng = seeds.generator("action-noise", updates, order.number)
+        # An order of a player that was lost has other games, because the same ones might be lost again.
+        self.rng = seeds.generator("action-noise", updates, order.number, *([order.lost] if order.lost else []))
         pairs = [Task(i, sign) for i in range(order.pairs) for sign in (1, -1)]
         self.tasks = deque([Task(-1, 0)] * order.evaluations + pairs)
         self.parameters = self.center.repeat(envs * self.agents, 1)  # [B, P]
         self.doing: list[Task | None] = [None] * envs
-        self.obs: Rows = map_rows(self.env.reset(updates * ORDERS + order.number), np.array)
+        self.obs: Rows = map_rows(self.env.reset((order.lost << 60) + updates * ORDERS + order.number), np.array)
         self.is_first = np.ones(envs * self.agents, dtype=bool)
         self.returns, self.signs, self.lengths = np.zeros(envs), np.zeros(envs), np.zeros(envs, dtype=np.int64)
         self.played: dict[Task, Played] = {}
@@ -282,8 +284,8 @@ def player_process(pipe: Connection, number: int, crew: Crew, bus: WeightStore) 
 class Players:
     """The players of one machine, each in a process of its own. Their numbers are those among all players of the run.
 
-    A player that dies or falls silent is replaced by a new one, which plays the same order from its beginning. Its
-    answer is the only one, so nothing is counted twice.
+    A player that dies or falls silent is replaced by a new one, which plays the same order from its beginning, with other
+    seeds of its environments. Its answer is the only one, so nothing is counted twice.
     """
 
     def __init__(self, crew: Crew, restarts: Restarts, first: int = 0, wait: bool = True):
@@ -365,7 +367,7 @@ class Players:
         self.members[number] = self.workers.start(worker.name, player_process, (number, self.crew, self.bus))
         self.starting.add(number)
         if order is not None:
-            self.give(number, order)
+            self.give(number, order._replace(lost=order.lost + 1))
 
     def close(self) -> None:
         self.workers.stop()

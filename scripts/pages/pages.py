@@ -302,8 +302,8 @@ medians with the lowest and the highest in parentheses.
 
 All train networks of the same size on the same batches, except where a note says otherwise. Each library runs with the
 fastest of its settings on that machine. The number format is each library's default: bf16 for rlrun where the processor
-has it, and float32 for the others. Each heading names the machine. The first table is the one to read. The second
-repeats DQN a day later, with four environments. The others are of processors without bf16.
+has it, and float32 for the others. Each heading names the machine. The tables of processors with bf16 are the ones to
+read. The second of them repeats DQN a day later, with four environments.
 
 On this whole page, rlrun does not normalise pixels, except in PPO's run of Pong [on a GPU](#runs-on-a-gpu), and neither
 do the other libraries. Since 28 November 2026, PPO, IMPALA, APPO and A2C do so by default. This makes their updates

@@ -138,7 +138,7 @@ def in_the_example(monkeypatch):
 
 
 @pytest.mark.parametrize("words, said", [
-    (["algo=ppo", "env=Pendulum-v1", "algo.explore=false"], "a greedy choice of"),
+    *(([f"algo={algo}", "env=Pendulum-v1", "algo.explore=false"], "a greedy choice of") for algo in ("ppo", "a2c", "pg")),
     (["algo=ppo", "algo.exploration.kind=randon"], "Did you mean random"),
     (["algo=dqn", "algo.exploration.kind=sampled"], "kind must be epsilon_greedy"),
     (["algo=sac", "env=Pendulum-v1", "algo.exploration.kind=ou"], "kind must be sampled, random or"),

@@ -103,6 +103,23 @@ def test_the_kl_penalty_is_the_exact_kl_and_adapts(typed):
     assert "kl_coef" in made.state_dict()
 
 
+@pytest.mark.parametrize("kind", ["gaussian", "beta"])
+def test_a_row_on_which_nobody_acted_has_no_part_in_the_gradient_of_the_penalty(typed, kind):
+    """Its recorded numbers are zeros, of which a Beta distribution's KL has no gradient."""
+    made, batch = collected(typed, "env=Pendulum-v1", f"model.action_distribution={kind}", "algo.kl_coef=0.2")
+    batch.valid[2:4] = False
+    for leaf in batch.dist.leaves():
+        leaf[2:4] = 0.0
+    with torch.no_grad():
+        made.policy.action_head.linear.bias += 0.1
+    new = made.policy.unroll(batch)[0][:-1]
+    penalty = masked_mean(made._kl(batch, new), batch.valid)
+    penalty.backward()
+    gradients = [p.grad for p in made.policy.parameters() if p.grad is not None]
+    assert float(penalty) > 0 and all(torch.isfinite(one).all() for one in gradients)
+    assert any(one.abs().max() > 0 for one in gradients)
+
+
 def collected(typed, *words):
     wiring = Wired(typed("algo=ppo", "env=CartPole-v1", *SMALL, *FIT, *words))
     made, sampler = wiring.algorithm(), wiring.sampler(0)

@@ -316,6 +316,16 @@ def test_the_table_is_shared_not_copied():
     )
 
 
+def test_an_order_of_a_lost_player_has_the_same_perturbations_and_other_games(typed):
+    """A game that ended one process would end its successors too."""
+    one = player(typed, "env=CartPole-v1")
+    first, again, lost = (one.play(Order(0, 0, 8, 4, lost), Clock(0, 3)) for lost in (0, 0, 1))
+    assert first.rollouts == again.rollouts and first.evaluations == again.evaluations
+    assert [one.offset for one in lost.rollouts] == [one.offset for one in first.rollouts]
+    assert lost.rollouts != first.rollouts
+    one.close()
+
+
 def test_a_player_that_is_lost_in_the_middle_of_a_long_order_has_made_progress():
     """Env steps that it has only told of count too: no fault that comes back at once lets it play so many."""
     def lost(taken: int) -> int:
@@ -327,7 +337,7 @@ def test_a_player_that_is_lost_in_the_middle_of_a_long_order_has_made_progress()
         players.crew, players.bus, players.since, players.starting = None, None, {}, set()
         players.playing, players.heard, players.taken = {}, {}, {}
         for times in range(10):
-            players.give(0, "an order")
+            players.give(0, Order(0, 0, 1, 0))
             players.taken[0] = taken
             try:
                 players._replace(0, "sampler-0 was killed by SIGKILL")
