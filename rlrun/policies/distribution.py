@@ -131,8 +131,8 @@ class DistributionPolicy(FiltersObservations, Policy):
         return {name: known[name] for name in names}
 
     def need_probabilities(self) -> None:
-        """Raises UserError if actions are greedy numbers, of which a policy gradient knows no probability: it would be 0
-        where the density has its peak."""
+        """Raises UserError if actions are greedy numbers. At the peak of a density, the policy gradient of its mean is
+        0."""
         numbers = [part for _, part in leaves(self.spec.action) if isinstance(part, Box)]
         if numbers and not self.explorer.explores:
             raise UserError(

@@ -284,8 +284,8 @@ def player_process(pipe: Connection, number: int, crew: Crew, bus: WeightStore) 
 class Players:
     """The players of one machine, each in a process of its own. Their numbers are those among all players of the run.
 
-    A player that dies or falls silent is replaced by a new one, which plays the same order from its beginning, with other
-    seeds of its environments. Its answer is the only one, so nothing is counted twice.
+    A player that dies or falls silent is replaced by a new one, which plays the same order from its beginning, with
+    other seeds of its environments. Its answer is the only one, so nothing is counted twice.
     """
 
     def __init__(self, crew: Crew, restarts: Restarts, first: int = 0, wait: bool = True):
