@@ -191,7 +191,8 @@ def _chunks(file: _File) -> Iterator[Chunk]:
         if single:
             yield _together(single, f"{file}, lines {first} to {number - 1}")
             single = []
-        yield from _batches(data, where)
+        # The arrays of an empty batch have no shape that means anything.
+        yield from (batch for batch in _batches(data, where) if len(batch.reward))
     if single:
         yield _together(single, f"{file}, lines {first} to {first + len(single) - 1}")
 

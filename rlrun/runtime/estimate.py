@@ -42,6 +42,7 @@ FIT = FittedQConfig(updates=10_000, batch_size=256, lr=1e-3, hidden=(128, 128), 
 NEED_CHANCES = ("is", "pdis", "wis", "step_wis", "dr", "wdr")  # methods that need probabilities of the actions
 NEED_MODEL = ("dm", "dr", "wdr")  # methods that need a model of action values
 FEW = 30  # effective episodes below which an estimate is said to be uncertain
+NEARLY = 0.99  # share of the episodes above which weights lose nothing
 SMALL_SHARE = 0.1  # and the share of all episodes
 FAR_FROM_ONE = 0.1  # mean weight below which it is said that the data hardly shows what the policy does
 
@@ -337,7 +338,7 @@ def warn(report: EstimateReport, data: Padded, name: str) -> None:
         effective, mean = weighted[0].effective, weighted[0].mean_weight
         if effective == 0:
             report.warnings.append("No episode of the data could be one of this policy: every weight is 0.")
-        elif effective < FEW or effective < SMALL_SHARE * report.episodes:
+        elif effective < min(FEW, NEARLY * report.episodes) or effective < SMALL_SHARE * report.episodes:
             report.warnings.append(
                 f"The weights of {report.episodes:,} episodes are worth {effective:.1f} episodes of the policy's own:"
                 " the estimates with weights, and their intervals, are not reliable."
@@ -347,7 +348,7 @@ def warn(report: EstimateReport, data: Padded, name: str) -> None:
                 f"The mean weight is {mean:.2g}, and its expectation is 1: the data hardly shows what the policy does,"
                 " and is and pdis are too close to 0."
             )
-    elif report.episodes < FEW:
+    if report.episodes < FEW:
         report.warnings.append(f"There are only {report.episodes} episodes.")
     if report.left_out:
         report.warnings.append(

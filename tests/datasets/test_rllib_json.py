@@ -94,6 +94,14 @@ def test_plain_and_packed_files_give_the_same_rows_to_the_bit(tmp_path):
         np.testing.assert_equal(getattr(plain_one, name), getattr(packed_one, name))
 
 
+def test_a_line_without_rows_says_nothing(tmp_path):
+    lines = [line(episode(20, eps_id=1)), line(episode(20, eps_id=2, seed=2))]
+    empty = line(part(episode(20), 0, 0))
+    one = trajectories(RLlibJson(write(tmp_path / "with", empty, lines[0], empty, lines[1], empty)))
+    other = trajectories(RLlibJson(write(tmp_path / "without", *lines)))
+    assert [a.obs["observation"].tolist() for a in one] == [b.obs["observation"].tolist() for b in other] and len(one) == 2
+
+
 def test_a_line_with_several_episodes_is_split_and_an_episode_goes_on_over_lines_and_files(tmp_path):
     first, second, third = episode(7, 1, 1), episode(9, 2, 2), episode(5, 3, 3)
     folder = write(tmp_path / "out", line(joined(first, part(second, 0, 4))), line(part(second, 4, 6)))

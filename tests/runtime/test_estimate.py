@@ -333,6 +333,9 @@ def test_small_effective_sizes_and_unfinished_episodes_are_said():
     assert "90% from" in table and "the data's own" in table and said.split(". ")[0] in table
     few = estimate(behaviour, CHAIN, CLOCK, model, Memory(CHAIN, play(behaviour, CHAIN, chain, 5)), asked("dm"), QUICK)
     assert "There are only 5 episodes." in few.warnings
+    own = Memory(CHAIN, play(behaviour, CHAIN, chain, 5))
+    same = estimate(behaviour, CHAIN, CLOCK, model, own, asked("is", "wis"), QUICK)
+    assert same.warnings == ["There are only 5 episodes."], "weights of 1 lose nothing"
 
 
 def test_a_policy_that_never_does_what_the_data_show_has_no_weighted_estimate():
