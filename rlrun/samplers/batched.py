@@ -58,8 +58,9 @@ def env_process(pipe: Connection, job: EnvJob) -> None:
     """Steps environments for the inference thread.
 
     Receives (group, slot, t), where t is BEGIN to write the observation of row 0, or the row to step. Answers with
-    (group, (live, agent_steps), episodes, row, seconds, returns, failures) when that is done. Episodes, returns and
-    failures are sent with the last row of a fragment alone, because they are those of the whole fragment.
+    (group, over, (live, agent_steps), episodes, row, seconds, returns, failures) when that is done. over: whether the
+    fragment is complete. Episodes, returns and failures are sent then alone, because they are those of the whole
+    fragment. Where it consists of whole episodes, the rows behind them are made dead ones at once.
     """
     plan, first = job.plan, job.number * GROUPS
     groups = [
@@ -89,23 +90,30 @@ def env_process(pipe: Connection, job: EnvJob) -> None:
         columns = groups[group]
         started = time.perf_counter()
         pulse.beat(STEP)
+        over = t == last
         if t == BEGIN:
             columns.begin(views[slot])
+        elif columns.over.all():
+            columns.skip(views[slot], t)
+            for rest in range(t + 1, last + 1):
+                columns.skip(views[slot], rest, blank=True)
+            over = True
         else:
             columns.step(views[slot], t)
             pulse.stepped()
-        if t == last:
+        if over:
             pulse.handed(last + 1)  # the other group may be in the middle of a fragment
         pulse.beat(WAITING)
         pipe.send(
             (
                 group,
+                over,
                 (columns.live, columns.agent_steps),
-                tuple(columns.episodes) if t == last else (),
+                tuple(columns.episodes) if over else (),
                 columns.row,
                 time.perf_counter() - started,
-                columns.return_moments() if t == last else None,
-                tuple(columns.failures) if t == last else (),
+                columns.return_moments() if over else None,
+                tuple(columns.failures) if over else (),
             )
         )
 
@@ -269,13 +277,15 @@ class BatchedSampler(ProcessSampler):
                 continue
             ready, messages = [], self._messages()
             self.copy.refresh()
-            for worker, (number, live, episodes, row, seconds, returns, failures) in messages:
+            for worker, (number, over, live, episodes, row, seconds, returns, failures) in messages:
                 group = self.groups[worker.name, number]
                 group.env_sec += seconds
                 if group.t == BEGIN:
                     group.first_row = row
                     group.version, group.updates = self.copy.version, self.copy.made
-                if group.t == self.rows - 1:
+                if over:
+                    for rest in range(group.t + 1, self.rows + 1):
+                        store_core(self.views[group.slot], rest, group.state, self.plan.core_every)
                     self._finish(group, live, episodes, returns, failures)
                     idle.append(group)
                 else:

@@ -214,8 +214,8 @@ def test_episodes_and_failures_are_sent_once_with_the_last_row(typed, tmp_path):
     finally:
         watch(None)
     *others, whole = script.heard[1:]
-    assert all(one[2] == one[6] == () for one in others)
-    assert len(whole[2]) >= 2 and len(whole[6]) >= 1
+    assert all(one[3] == one[7] == () for one in others)
+    assert len(whole[3]) >= 2 and len(whole[7]) >= 1
 
 
 @pytest.mark.parametrize("kind", ["local", "batched"])

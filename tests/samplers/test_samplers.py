@@ -313,6 +313,8 @@ def test_whole_episodes_fill_a_fragment(typed, kind):
                     assert sum(before) + len(before) < 40, "and no episode began after the fragment's length"
                     assert int(ends[valid].sum()) == len(before) + 1
                 lengths += [e.length for e in header.episodes]
+                end = int(batch.valid.any(1).nonzero().max())
+                assert not batch.action[end + 3 :].any(), "nobody acts when all episodes are over"
                 assert not batch.reward[~batch.valid].any() and not (batch.terminated & ~batch.valid).any()
             sampler.free(fragments)
             assert not torch.equal(*starts), "each fragment has seeds of its own"
