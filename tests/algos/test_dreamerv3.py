@@ -417,11 +417,11 @@ def test_a_world_model_of_a_chain_learns_it(typed):
         true = torch.where(end, 0.0, 0.9 ** (4.0 - place.float()))
         inside = known & ~end
         assert (value - true)[inside].abs().mean() < 0.1
-        # A step of the prior from state 2 is state 3.
+        # A step of the prior from state 2 is state 3, except where the share of uniform draws leads elsewhere.
         at = (place == 2) & known
-        states = State(*(x[at] for x in states))
+        states = State(*(x[at].repeat(20, *[1] * (x[at].ndim - 1)) for x in states))
         dreamt, _ = made.policy.rssm.imagine(
             states, lambda seen, t: torch.eye(6)[torch.zeros(len(seen), dtype=torch.long)],
             torch.rand(1, len(states.h), made.policy.rssm.stoch, generator=rng))  # fmt: skip
         after = made.decoder(State.of(dreamt[1], 32))["observation"]
-        assert (after.argmax(-1) == 3).all()
+        assert (after.argmax(-1) == 3).float().mean() > 0.95
