@@ -43,7 +43,7 @@ class Health:
         """total: env steps of the run. say: prints a note. update_rows: rows that an update learns from; None: many.
         plays: whether the run plays episodes at all. options: the run's plain config, so that notes name options that
         it has."""
-        self.total, self.say, self.options = total, say, options or {}
+        self.total, self.say, self.options, self.plays = total, say, options or {}, plays
         self.judges_values = update_rows is None or update_rows >= FEW_ROWS
         self.entropy = largest_entropy(spec) if spec is not None else None
         # Where the length of an episode has a limit, all episodes end sooner or later.
@@ -76,7 +76,8 @@ class Health:
             )
             self._note(
                 "uniform",
-                late and entropy > HIGH_ENTROPY * self.entropy,
+                # Data may come from random play, which a policy that learns from them then imitates.
+                late and self.plays and entropy > HIGH_ENTROPY * self.entropy,
                 f"the policy's entropy is still {entropy:.3f} of at most {self.entropy:.3f}, so that it acts at random;"
                 f" look at {listed([*tuned, 'the scale of rewards'])}",
             )

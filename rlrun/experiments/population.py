@@ -58,6 +58,11 @@ class Member:
     dead: bool = False
     history: list[dict[str, Any]] = field(default_factory=list)
 
+    @property
+    def trained(self) -> int:
+        """The env steps of its run at the end of its last generation."""
+        return next((int(one["env_steps"] or 0) for one in reversed(self.history) if "env_steps" in one), 0)
+
 
 class PopulationTraining:
     """A supply whose jobs each train one member for one generation."""
@@ -241,6 +246,9 @@ class PopulationTraining:
         for loser in alive[len(alive) - count :]:
             winner = alive[int(self.rng.integers(0, count))]
             if winner is loser or winner.score is None or winner.score == loser.score:
+                continue
+            # A generation may end behind its last env step. Where nothing is left to train, values would not be tried.
+            if winner.trained >= self.env_steps:
                 continue
             values = self.explored(winner.values)
             try:

@@ -54,5 +54,5 @@ class Limiter:
             return None
         return (
             f"the checkpoint holds no replayed rows: learning goes on after {self.starts * self.parts:,} new env steps"
-            " (a run that is started with replay.checkpoint=true saves them with its newest checkpoint)"
+            " (a run saves rows with its newest checkpoint alone, and with replay.checkpoint=true whatever their size)"
         )

@@ -54,8 +54,9 @@ def _rates(one: Translation) -> None:
         schedule = None
     for name, theirs in own.items():
         keys = (name, *(f"{group}.{theirs}_learning_rate" for group in ("optimization", "optimization_config")))
-        if any(key in one.given for key in keys):
-            one.set(f"{one.inner}.{name}", one.get(*keys), *keys)
+        given = next((key for key in keys if key in one.given), None)
+        if given is not None:
+            one.convert(f"{one.inner}.{name}", given, lambda rate: rate, *(key for key in keys if key != given))
         elif schedule is not None and name != "alpha_lr":
             one.set(
                 f"{one.inner}.{name}", schedule, "lr_schedule", why="of actor and critics, unless they have their own"

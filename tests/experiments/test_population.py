@@ -107,6 +107,22 @@ def test_members_go_on_by_parts_and_the_worst_takes_over(tmp_path, capsys):
     assert population(tmp_path).next() is None, "a population at its end has nothing left to do"
 
 
+def test_nobody_takes_over_from_a_run_that_is_at_its_end(tmp_path, capsys):
+    """An update that is longer than a generation may end the run early. Nothing would be trained with the new values."""
+    supply = population(tmp_path)
+    before = [dict(member.values) for member in supply.members]
+    jobs = []
+    while (job := supply.next()) is not None:
+        place = job.run_dir / "checkpoints" / f"{405:012d}"
+        place.mkdir(parents=True)
+        jobs.append(job)
+    for job in jobs:
+        summary = {"return_mean": SCORES[job.name], "env_steps": 405}
+        supply.done(Outcome(job=job, status="COMPLETED", summary=summary))
+    assert "takes over" not in capsys.readouterr().out
+    assert [member.values for member in supply.members] == before
+
+
 def test_a_population_goes_on_where_it_was(tmp_path):
     supply = population(tmp_path)
     job = supply.next()
