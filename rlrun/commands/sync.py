@@ -121,7 +121,7 @@ def sync_run(target: Target, given: dict[str, Any], trusted: bool) -> str:
 
     Raises UserError if the run goes on or does not log to MLflow, and RunFailed if MLflow does not answer."""
     from rlrun.config.saved import saved_config
-    from rlrun.core.passwords import whole
+    from rlrun.core.passwords import check_logger, whole
     from rlrun.loggers.mirror import Mirror, MlflowPlace
     from rlrun.loggers.mlflow import store_root
     from rlrun.runtime.rundir import RunDir
@@ -132,6 +132,7 @@ def sync_run(target: Target, given: dict[str, Any], trusted: bool) -> str:
     node = {"uri": None, "experiment": "rlrun", "parent": None} | node | {k.split(".")[-1]: v for k, v in given.items()}
     if not node["enabled"] and "logger.mlflow.uri" not in given:
         raise UserError("it does not log to MLflow; logger.mlflow.uri=ADDRESS sends it there all the same")
+    check_logger({"logger": {"mlflow": node}})
     directory = RunDir(path)
     directory.acquire()  # a run that goes on sends by itself
     try:

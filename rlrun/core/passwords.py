@@ -86,9 +86,15 @@ def whole(uri: str | None) -> str | None:
 
 
 def check_logger(values: dict[str, Any]) -> None:
-    """Raises UserError if a config logs to an MLflow store whose password is unknown, or cannot be found in texts."""
+    """Raises UserError if a config logs to something that is no MLflow store, or to one whose password is unknown or
+    cannot be found in texts."""
     mlflow = (values.get("logger") or {}).get("mlflow") or {}
     uri = mlflow.get("uri")
+    if isinstance(uri, str) and ":" not in uri and not uri.startswith(("databricks", "$")):
+        raise UserError(
+            f"logger.mlflow.uri={uri} is no address of an MLflow store, such as http://HOST:5000 or"
+            " sqlite:////FOLDER/mlflow.db"
+        )
     if isinstance(uri, str) and (user := _AROUND.search(uri)) and re.search(r"[\s'\"]", user[0]):
         raise UserError(
             "the user or the password in logger.mlflow.uri has a quote or a blank, so that rlrun could not keep it out"

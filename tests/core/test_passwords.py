@@ -32,6 +32,14 @@ def test_a_password_with_a_quote_or_a_blank_is_asked_for_in_other_letters(secret
     check_logger({"logger": {"mlflow": {"uri": "sqlite:////home/o'brien/a b/mlflow.db", "enabled": True}}})
 
 
+def test_what_is_no_address_of_a_store_is_said_before_a_run_begins():
+    for uri in ("nonsense", "mlruns/here"):
+        with pytest.raises(UserError, match=f"logger.mlflow.uri={uri} is no address"):
+            check_logger({"logger": {"mlflow": {"uri": uri, "enabled": True}}})
+    for uri in (None, "databricks", "file:///tmp/x", "sqlite:///store.db", "http://host:5000"):
+        check_logger({"logger": {"mlflow": {"uri": uri, "enabled": True}}})
+
+
 def test_addresses_of_other_options_keep_what_is_no_secret():
     """A job of a sweep runs from sweep.json, and a resumed run from config.yaml."""
     mine = {"env": {"kwargs": {"url": "http://host:8000/game?level=3&sign=x"}}}

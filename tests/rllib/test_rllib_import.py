@@ -579,6 +579,7 @@ GRIDS = [  # (run, options, the option that is a grid, what its line says, value
     ("APPO", {"_separate_vf_optimizer": [False, True]}, "_separate_vf_optimizer", ("dropped", ""), {}, {}),
     ("SAC", {"_use_beta_distribution": [False, True]}, "_use_beta_distribution", ("dropped", ""), {}, {}),
     ("PPO", {"num_workers": [1, 2]}, "num_workers", ("not mapped", ""), {}, {}),
+    ("SAC", {"alpha_lr": [1e-3, 1e-4]}, "alpha_lr", ("mapped", "algo.alpha_lr="), {"algo.alpha_lr": 1e-3}, {"algo.alpha_lr": [1e-3, 1e-4]}),
     ("PPO", {"evaluation_interval": [2, 1]}, "evaluation_interval", ("mapped", "eval.every=8000"), {}, {}),
     ("PPO", {"model": [{"fcnet_hiddens": [8]}, {}]}, "model", ("not mapped", ""), {"model.hidden": [8]}, {}),
     ("DQN", {"exploration_config": [{"type": "SoftQ"}, {"type": "Random"}]}, "exploration_config", ("not mapped", ""), {"algo.exploration.kind": "soft_q"}, {}),
