@@ -86,7 +86,7 @@ def spread(one: Measured) -> str:
         text += f" ({number(min(one.scores))} to {number(max(one.scores))})"
     fewest = min(result["episodes"] for result in one.results)
     if not timed and fewest < GAMES:
-        text += f" of {fewest} games"
+        text += f", the mean of {fewest} games" + (" or more" if len(one.results) > 1 else "")
     reached, seeds = len(one.scores), len(one.results)
     return text if reached == seeds else f"{reached} of {seeds} seeds: {text}"
 

@@ -90,7 +90,7 @@ def check_logger(values: dict[str, Any]) -> None:
     cannot be found in texts."""
     mlflow = (values.get("logger") or {}).get("mlflow") or {}
     uri = mlflow.get("uri")
-    if isinstance(uri, str) and ":" not in uri and not uri.startswith(("databricks", "$")):
+    if isinstance(uri, str) and ":" not in uri and not uri.startswith("databricks"):
         raise UserError(
             f"logger.mlflow.uri={uri} is no address of an MLflow store, such as http://HOST:5000 or"
             " sqlite:////FOLDER/mlflow.db"

@@ -152,19 +152,19 @@ class PopulationTraining:
         """Words for the options that follow env_steps, such as a schedule in an algorithm's file. They have the values
         that a run of all env steps has: a member's first job ends with its generation, and later ones keep what the
         first job made of them."""
-        key = tuple(member.values.items())
-        if key not in self.pinned:
+        values = tuple(member.values.items())
+        if values not in self.pinned:
             words = self._unpinned(member)
             part, whole = (
                 flattened(self.check([*words, f"env_steps={steps}"], member.name))
                 for steps in (self.every, self.env_steps)
             )
-            self.pinned[key] = [
+            self.pinned[values] = [
                 f"{key}={word(key, value)}"
                 for key, value in whole.items()
                 if key in part and part[key] != value and key != "env_steps" and key not in member.values
             ]
-        return self.pinned[key]
+        return self.pinned[values]
 
     def _options(self, member: Member) -> dict[str, Any]:
         """The options of a member's job by their dotted names."""

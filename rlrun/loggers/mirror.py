@@ -140,9 +140,9 @@ class Mirror:
         """Whether this memory was copied with the run directory of another run, which is still there. One that is gone
         was moved here."""
         other = Path(str(known.get("run_dir") or self.run_dir)).resolve()
-        if other == self.run_dir.resolve():
-            return False
         try:
+            if other.samefile(self.run_dir):  # also where one folder is mounted at two places
+                return False
             theirs = json.loads((other / MEMORY).read_text())
         except (OSError, ValueError):
             return False

@@ -54,5 +54,5 @@ class Limiter:
             return None
         return (
             f"the checkpoint holds no replayed rows: learning goes on after {self.starts * self.parts:,} new env steps"
-            " (a run saves rows with its newest checkpoint alone, and with replay.checkpoint=true whatever their size)"
+            " (only a run's newest checkpoint has them; with replay.checkpoint=true it has them whatever their size)"
         )

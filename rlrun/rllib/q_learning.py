@@ -13,7 +13,7 @@ from rlrun.rllib.translation import Translation
 from rlrun.rllib.yaml_files import rounded
 
 CAPACITIES = ("replay_buffer_config.capacity", "buffer_size")
-ALONE = "no worker plays beside the learner, which explores by the schedule then, in RLlib too"
+ALONE = "RLlib has no workers here but the learner's own, which follows the schedule"
 EPSILONS = (0.4, 6.5536e-4)  # Ape-X's first and last environment (Horgan et al. 2018, section 4.1)
 RARELY = 0.01  # epsilon beside RLlib's ParameterNoise (rllib/utils/exploration/parameter_noise.py)
 KINDS = {
@@ -80,7 +80,7 @@ def replayed(
     first, most = int(one.get(*starts)), _capacity(one)[0]
     why = f"the replay must hold {what} {fewest} rows" if first < fewest else ""
     if first > most:
-        first, why = most, f"the replay holds no {first} rows"
+        first, why = most, f"the replay has room for {most} rows, and the file says {first}"
     one.set(f"{at}.learning_starts", max(first, fewest), *starts, why=why)
 
 

@@ -300,7 +300,7 @@ class Experiment(Translation):
                 plain in (*SAMPLERS, "num_rollout_workers") and self.core in META
             )
             if plain in SAMPLERS and key in self.grids and not self.offline:
-                self.say(key, "not mapped", why="it decides how many environments make a batch, and has one value here")
+                self.say(key, "not mapped", why="it decides how many environments make a batch")
             if plain in unseen and not learns:
                 self.say(key, "dropped", why=unseen[plain], whatever=True)
 

@@ -113,8 +113,8 @@ that, every option with its comment, and the names that RLlib and the paper have
 - Algorithms with *one policy* train games with several agents as well: all agents then share it. `algo=multi` gives
   each agent, or each group, a policy of its own, and [Several agents](multi_agent.md) says more.
 - With `resources=debug` a run that is resumed from its newest checkpoint gives the same weights, to the bit, as one that
-  saved there and went on. From an older one (`checkpoint=`), this holds without a replay alone, because only the newest
-  one has replayed rows. Every save ends all episodes, so other saves, also those after evaluations, give another run.
+  saved there and went on. That is not so for an older one (`checkpoint=`) of an algorithm with a replay, because only
+  the newest checkpoint has replayed rows. Every save ends all episodes, so other saves, also those after evaluations, give another run.
   Other runs restore what was learnt and, from the last checkpoint, the replay, but not what their samplers hold: episodes
   begin anew, and parameter noise adapts its deviation anew. Where there are several processes, they overtake one another.
 - *Several learners* sum their gradients, on GPUs of their own or on the cores of a CPU (`resources.num_learners=2`).

@@ -207,7 +207,7 @@ def test_runs_of_few_games_are_shown_as_such(tmp_path):
     one = wanted()
     key, values = result(one, 1, score=400.0)
     write(tmp_path, key, values | {"episodes": 7})
-    assert spread(measured(tmp_path, one)) == "400 of 7 games"
+    assert spread(measured(tmp_path, one)) == "400, the mean of 7 games"
     write(tmp_path, key, values | {"episodes": 0, "score": None, "return_mean": None})
     assert spread(measured(tmp_path, one)) == "none" and measured(tmp_path, one).mark == "no game"
 

@@ -28,9 +28,9 @@ def spec(action, name="x"):
     )
 
 
-def notes(rows, total=100_000, update_rows=None):
+def notes(rows, total=100_000, update_rows=None, plays=True):
     said = []
-    health = Health(total, spec(Discrete(n=2)), said.append, update_rows)
+    health = Health(total, spec(Discrete(n=2)), said.append, update_rows, plays=plays)
     for number, row in enumerate(rows):
         health.look({"env_steps": 1000 * number, "updates": 10 * number, **row})
     return said
@@ -51,6 +51,11 @@ def test_a_sign_that_lasts_gets_one_note(text):
     (said,) = notes([sick] * 100)
     assert text in said and "look at" in said
     assert notes([HEALTHY] * 40 + [sick] * (ROWS - 1) + [HEALTHY] * 40) == [], "it did not last"
+
+
+def test_data_of_random_play_are_imitated_without_a_note():
+    row = HEALTHY | SIGNS["acts at random"]
+    assert len(notes([row] * 100)) == 1 and notes([row] * 100, plays=False) == []
 
 
 def test_gradients_that_explode_or_are_not_finite():

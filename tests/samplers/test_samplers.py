@@ -286,6 +286,28 @@ def test_an_env_is_named_by_its_number_among_all_of_the_run(typed, kind, monkeyp
         sampler.close()
 
 
+def test_a_dead_row_holds_the_action_that_was_executed_in_place_of_the_given_one(typed):
+    """As where an Atari game presses FIRE by itself. In live rows, the action is the one that was chosen."""
+    wiring = Wired(typed("algo=pg", "env=CartPole-v1", "logger=[]", *KINDS["serial"], "resources.envs_per_sampler=2",
+                         "algo.fragment_length=10", "algo.batch_size=40"))  # fmt: skip
+    algorithm, sampler = wiring.algorithm(), wiring.sampler(0)
+    env, given = sampler.collectors[0].columns.env, []
+    step = env.step
+
+    def forced(action):
+        given.append(action.copy())
+        made = step(action)
+        valid = made.valid & np.array([len(given) % 3 > 0, True])
+        return made._replace(valid=valid, executed=1 - action)
+
+    env.step = forced
+    sampler.publish(algorithm.policy, Clock())
+    batch = sampler.take(1)[0].batch
+    chosen = torch.from_numpy(np.stack(given))
+    assert (~batch.valid).sum() >= 3
+    assert torch.equal(batch.action, torch.where(batch.valid, chosen, 1 - chosen))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_whole_episodes_fill_a_fragment(typed, kind):
     """Every column begins with a new episode and ends with the end of one, after fragment_length rows or more, and no
