@@ -51,7 +51,7 @@ class PartsOfRows:
         layout = parts.plan.fragment
         self.on_gpu = made.device.type == "cuda"
         self.out = allocate(layout, pin=self.on_gpu)  # pinned, as a run's fragments are
-        self.products = parts.products
+        self.products = parts.make_products()
         # Each environment's place, as if these were all of the run's. The columns of one have the same.
         self.place = torch.linspace(0.0, 1.0, self.columns // self.agents).repeat_interleave(self.agents)
         collector = Collector(
@@ -234,6 +234,7 @@ class PartsOfData:
 
     def __init__(self, parts: LearnerParts):
         self.parts, self.algorithm, self.data = parts, parts.algorithm(), parts.data(0)
+        self.products = parts.make_products()
         self.algorithm.absorb_rows(self.data.read(self.algorithm.policy.moments))
         asked = parts.needs.replay
         assert asked is not None
@@ -252,7 +253,7 @@ class PartsOfData:
         def learning() -> float:
             nonlocal clock
             clock = clock.after(env_steps=round(self.steps), updates=1)
-            with self.parts.products:
+            with self.products:
                 self.algorithm.update(gathers.upload(rows), clock)
             if device.type == "cuda":
                 torch.cuda.synchronize()

@@ -138,16 +138,15 @@ class LearnerParts:
             return self.recorder or Tapes()
         return self.make_recorder()
 
-    @property
-    def products(self) -> Products:
-        """Chooses the library that multiplies matrices inside updates."""
+    def make_products(self) -> Products:
+        """Makes a context that chooses the library that multiplies matrices inside updates."""
         return Products(possible=self.resources.device.type == "cpu" and not self.resources.exact)
 
     @functools.cached_property
     def threads(self) -> TunedThreads:
         """The context in which every update is made."""
         beside = self.beside if self.config.algorithm.side_by_side else None
-        return TunedThreads(self.resources.learner_threads, beside=beside, products=self.products)
+        return TunedThreads(self.resources.learner_threads, beside=beside, products=self.make_products())
 
     def policy_factory(self, acting: bool) -> PolicyFactory:
         return self.plan.policy_factory(acting)
