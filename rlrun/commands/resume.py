@@ -1,9 +1,9 @@
 """rlrun resume RUN_DIR [env_steps=... log_every_sec=... log_every_steps=... stop.*=... eval.*=... checkpoint.*=...
                      resources.*=... logger=[console,...] logger.*=... checkpoint=last|best|<env steps>|DIR]
-                     [--if-needed] [--trust]
+                     [data.path=DIR] [--if-needed] [--trust]
 
 Continues a run from its last checkpoint. Schedules keep the horizons that they had at the first launch. Other options
-cannot change, because that would be another run. checkpoint goes back to an earlier checkpoint, given by its env steps,
+cannot change, because that would be another run. data.path names another place of the same recorded data. checkpoint goes back to an earlier checkpoint, given by its env steps,
 its name or its folder: later checkpoints, and the rows after it, are moved to RUN_DIR/left_behind. A run that has
 nothing left to do is refused; with --if-needed that is no error, and its summary says that it is COMPLETED or STOPPED,
 even if it was interrupted in its last moment. --trust runs modules of your own that the config of a
@@ -60,6 +60,7 @@ def resume(path: Path, changes: dict[str, Any], trusted: bool = False, needed: b
     values = saved_config(path, trusted, unused=changes.keys())
     for key, value in loggers_first(changes):
         change(values, key, value)
+    check_data(path, values)
     from rlrun.algos.multi import with_saved_weights
     from rlrun.config.run import type_config, with_numbers
     from rlrun.config.unused import flattened
@@ -222,6 +223,9 @@ def change(values: dict[str, Any], key: str, value: Any) -> None:
     if key == "logger":
         choose_loggers(values, value)
         return
+    if key == "data.path":
+        move_data(values, value)
+        return
     if not any(key == allowed or (allowed.endswith(".") and key.startswith(allowed)) for allowed in CHANGEABLE):
         known = sorted(dotted(values))
         if key not in known:
@@ -231,9 +235,40 @@ def change(values: dict[str, Any], key: str, value: Any) -> None:
             raise UserError(
                 f"{key}= cannot be chosen anew on resume, but its options can change, such as {example}=..."
             )
-        allowed = ", ".join(a + "*" if a.endswith(".") else a for a in CHANGEABLE)
+        allowed = ", ".join(a + "*" if a.endswith(".") else a for a in (*CHANGEABLE, "data.path"))
         raise UserError(f"{key} cannot change on resume; these can: {allowed}")
     set_option(values, key, value)
+
+
+def move_data(values: dict[str, Any], path: Any) -> None:
+    """Says where the data of a run are now. That they are the same data is checked when they are read
+    (datasets/shelf.py). UserError for a run without data, and for other numbers or shares of data sets."""
+    from rlrun.commands.train import absolute_data
+
+    before = (values.get("data") or {}).get("path")
+    if before is None:
+        raise UserError("data.path: this run learns from no recorded data, which cannot change on resume")
+    shares, now = ([*places.values()] if isinstance(places, dict) else [1.0] for places in (before, path))
+    if not path or now != shares:
+        raise UserError(
+            f"data.path can only name other places of the same data on resume, with the same shares: it was {before}"
+        )
+    values["data"]["path"] = absolute_data(path)
+
+
+def check_data(path: Path, values: dict[str, Any]) -> None:
+    """Raises UserError if the data of a run are no longer where they were."""
+    places = (values.get("data") or {}).get("path")
+    if not places:
+        return
+    from rlrun.datasets.open import is_there
+
+    for place in places if isinstance(places, dict) else [places]:
+        if not is_there(place):
+            raise UserError(
+                f"the data of this run are no longer at {place}; say where they are now: rlrun resume"
+                f" {shlex.quote(str(path))} data.path=DIR"
+            )
 
 
 def loggers_first(changes: dict[str, Any]) -> list[tuple[str, Any]]:

@@ -177,16 +177,26 @@ def start(
 
 
 def use_absolute_paths(values: dict[str, Any]) -> None:
-    """Makes the paths absolute where a run writes outside its directory, so that a run that is resumed from another
-    directory goes on writing there."""
+    """Makes the paths absolute that a run reads data from or writes to outside its directory, so that it can be resumed
+    from another directory."""
     from rlrun.loggers.mlflow import absolute_address
 
     replay, mlflow = values.get("replay") or {}, (values.get("logger") or {}).get("mlflow") or {}
     for options, name in ((values, "runs_root"), (values, "record"), (replay, "directory")):
         if options.get(name):
             options[name] = str(Path(options[name]).resolve())
+    if data := (values.get("data") or {}).get("path"):
+        values["data"]["path"] = absolute_data(data)
     if mlflow:
         mlflow["uri"] = absolute_address(mlflow["uri"])
+
+
+def absolute_data(path: str | dict[str, float]) -> str | dict[str, float]:
+    """data.path with the folders and files that are there as absolute paths. Patterns and names of Minari sets stay as
+    they are."""
+    if isinstance(path, dict):
+        return {str(absolute_data(place)): share for place, share in path.items()}
+    return str(Path(path).resolve()) if Path(path).exists() else path
 
 
 def capacity_is_auto(values: dict[str, Any]) -> bool:

@@ -15,6 +15,11 @@ from rlrun.datasets.trajectories import Source
 MADE = "data"  # the folder in which scripts/make_offline_data makes the sets that tuned files learn from
 
 
+def is_there(path: str) -> bool:
+    """Whether there is a file or folder at this path, files that fit a pattern, or a Minari set of this name."""
+    return Path(path).exists() or path.startswith(PREFIX) or is_minari(path) or is_rllib_json(path)
+
+
 def open_source(path: str, spec: EnvSpec | None = None, actions_normalized: bool = True) -> Source:
     """Returns the data set in a folder or file, behind a pattern of RLlib's JSON files, or of the id of a Minari set.
 
@@ -23,7 +28,7 @@ def open_source(path: str, spec: EnvSpec | None = None, actions_normalized: bool
     place = Path(path)
     if path.startswith(PREFIX) or is_minari(path):
         return MinariSet(path, spec)
-    if not place.exists() and not is_rllib_json(path):
+    if not is_there(path):
         if place.parts[:1] == (MADE,) and len(place.parts) == 2 and "-" in place.name:
             name, _, level = place.name.rpartition("-")
             command = f"scripts/make_offline_data {name} --levels {level}"

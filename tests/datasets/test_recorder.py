@@ -297,6 +297,31 @@ def test_a_run_without_an_environment_learns_from_data_and_resumes_to_the_bit(re
     assert "acts as the run's own policy" in capsys.readouterr().out
 
 
+def test_a_run_goes_on_with_data_that_were_moved_and_with_no_others(recorded, tmp_path, monkeypatch):
+    from rlrun.commands.resume import main as resume
+
+    shutil.copytree(recorded, tmp_path / "set")
+    monkeypatch.chdir(tmp_path)
+    run, words = str(tmp_path / "run"), [*OFFLINE, "env=data", "data.path=set", "env_steps=2000"]
+    assert train(*words, f"run_dir={run}") == 0
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert resume([run, "env_steps=4000"]) == 0, "relative paths are those of the first command"
+    (tmp_path / "set").rename(elsewhere / "moved")
+    with pytest.raises(UserError, match="are no longer at .*set; say where they are now: rlrun resume .* data.path="):
+        resume([run, "env_steps=6000"])
+    assert resume([run, "env_steps=6000", "data.path=moved"]) == 0
+    assert resume([run, "env_steps=8000"]) == 0
+    with pytest.raises(UserError, match="with the same shares"):
+        resume([run, "env_steps=10000", "data.path={a: 0.5, b: 0.5}"])
+    words = [*small("dqn", "quick"), "env=rlrun/Identity-v0", "env_steps=200", "resources=debug", "logger=[]"]
+    assert train(*words, f"record={elsewhere / 'other'}", f"run_dir={elsewhere / 'own'}") == 0
+    assert resume([run, "env_steps=10000", f"data.path={elsewhere / 'other'}"]) == 2, "they are other data"
+    with pytest.raises(UserError, match="learns from no recorded data"):
+        resume([str(elsewhere / "own"), "env_steps=300", "data.path=moved"])
+
+
 def test_what_only_the_rows_tell_is_a_sentence_too(recorded, tmp_path, capsys):
     """A run that fails because of its data says so in one sentence and with exit code 2, though it has begun."""
     words = [*OFFLINE, "env=data", f"data.path={recorded}", "env_steps=200", f"run_dir={tmp_path / 'run'}"]
