@@ -11,6 +11,7 @@ from rlrun.rllib.networks import memories, sequence_length
 from rlrun.rllib.q_learning import replayed
 from rlrun.rllib.slates import BANDITS
 from rlrun.rllib.translation import Translation
+from rlrun.rllib.yaml_files import SWEPT
 
 LENGTHS = ("rollout_fragment_length", "sample_batch_size")
 SIZES = ("train_batch_size", "train_batch_size_per_learner")
@@ -174,17 +175,23 @@ def _minibatch(it: Translation, total: int, workers: int) -> None:
         most = min(max(rows, unit), total)
         return next((size for size in range(most, 0, -1) if total % size == 0 and size % unit == 0), total)
 
+    def rows_of(size: Any) -> int:
+        """Returns the rows of a minibatch of all workers and agents together; auto is the whole batch."""
+        return total * share if size == "auto" else int(size) * workers
+
     several = next((it.grids[key] for key in keys if key in it.grids), None)
     target, share = f"{it.inner}.minibatch_size", 1 if it.team is None else it.team.share
     if several is not None:
-        it.made.grid[target] = [fitting(max(1, int(one) * workers // share)) for one in several]
-    it.minibatch_rows = int(it.get(*reversed(keys))) * workers
+        it.made.grid[target] = [fitting(max(1, rows_of(one) // share)) for one in several]
+    it.minibatch_rows = rows_of(it.get(*reversed(keys)))
     asked = max(1, it.minibatch_rows // share)
     why = "of all workers together" if workers > 1 else ""
     why = f"env steps: RLlib counts rows, of which {share} agents have {share} in an env step" if share > 1 else why
     if fitting(asked) != asked:
         why = f"{asked} does not divide the batch of {total}"
         why = why if total % asked else f"whole sequences of {sequence_length(it)} rows"
+    if several is not None:
+        why = "; ".join(filter(None, [f"the first of {len(several)}", SWEPT, why]))
     it.set(target, fitting(asked), *keys, why=why)
 
 

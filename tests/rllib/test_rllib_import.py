@@ -578,6 +578,7 @@ GRIDS = [  # (run, options, the option that is a grid, what its line says, value
     ("PPO", {"model": {"use_lstm": {"grid_search": [False, True]}}}, "model.use_lstm", ("dropped", ""), {}, {}),
     ("APPO", {"_separate_vf_optimizer": [False, True]}, "_separate_vf_optimizer", ("dropped", ""), {}, {}),
     ("SAC", {"_use_beta_distribution": [False, True]}, "_use_beta_distribution", ("dropped", ""), {}, {}),
+    ("PPO", {"train_batch_size": 1000, "minibatch_size": ["auto", 100]}, "minibatch_size", ("mapped", "algo.minibatch_size=1000"), {}, {"algo.minibatch_size": [1000, 100]}),
     ("PPO", {"num_workers": [1, 2]}, "num_workers", ("not mapped", ""), {}, {}),
     ("SAC", {"alpha_lr": [1e-3, 1e-4]}, "alpha_lr", ("mapped", "algo.alpha_lr="), {"algo.alpha_lr": 1e-3}, {"algo.alpha_lr": [1e-3, 1e-4]}),
     ("PPO", {"evaluation_interval": [2, 1]}, "evaluation_interval", ("mapped", "eval.every=8000"), {}, {}),
@@ -858,6 +859,8 @@ SAME = [  # (run, options, what rlrun's options become)
     ("IMPALA", {"num_env_runners": 2}, {"algo.loss_reduction": "mean"}),  # the new stack's learner divides by the rows
     ("IMPALA", {"num_env_runners": 2, "enable_rl_module_and_learner": False}, {"algo.loss_reduction": "sum"}),
     ("IMPALA", {"opt_type": "rmsprop", "framework": "torch"}, {"algo.optimizer.kind": "rmsprop"}),
+    ("IMPALA", {"minibatch_size": "auto", "train_batch_size_per_learner": 500}, {"algo.batch_size": 500}),
+    ("PPO", {"minibatch_size": "auto", "train_batch_size_per_learner": 500}, {"algo.minibatch_size": 500}),
     ("PPO", {"horizon": None}, {}),
     ("PPO", {"normalize_actions": False, "shuffle_sequences": True, "shuffle_batch_per_epoch": True}, {}),  # CartPole's actions are choices
     ("SAC", {"normalize_actions": True, "clip_actions": True}, {}),
