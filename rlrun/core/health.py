@@ -25,6 +25,7 @@ LARGE_KL = 0.5  # KL divergence of one update
 GRADIENT_GROWTH = 1000.0  # factor on the median gradient norm
 LARGE_GRADIENT = 1.0  # gradient norm below which nothing explodes: a first reward makes gradients grow too
 MANY_EPISODES = 50  # episodes after which rewards that are all 0 are worth a note
+LARGE_VALUE = 10.0  # factor on the largest value that the rewards so far allow
 LARGE_OBSERVATION = 10.0  # absolute value
 
 
@@ -52,6 +53,7 @@ class Health:
         self.seen: dict[str, int] = {}
         self.gradients: dict[str, deque[float]] = {}  # the last norms of each network's gradient
         self.rewarded = False
+        self.largest_value = 0.0  # that the rewards so far allow
         # Since when values have been no better than a constant: updates, and the mean return and spread of then.
         self.constant: dict[str, tuple[float, float | None, float]] = {}
         own = spec is not None and ":" in spec.name
@@ -106,6 +108,7 @@ class Health:
             " learn to avoid an end; look at algo.continuation, which should be true here",
         )
         self._look_at_gradients(row)
+        self._look_at_values(row)
         self._note(
             "rewards",
             not self.rewarded and row.get("sample/episodes", 0) >= MANY_EPISODES,
@@ -155,6 +158,29 @@ class Health:
                 )
                 last.append(norm)
 
+    def _look_at_values(self, row: Mapping[str, Any]) -> None:
+        """Gives a note on action values that the rewards of the games so far cannot explain. Values with a bonus for
+        curiosity or entropy can be larger than those."""
+        discount = next((option(self.options, name) for name in self._named("discount")), None)
+        length = row.get("sample/episode_length_mean")
+        extra = "learn/alpha" in row or "learn/intrinsic_reward" in row
+        values = [name for name in row if name.startswith("learn/") and name.endswith("/q") and row[name] is not None]
+        if discount is None or not length or extra or not row.get("sample/episodes") or not values:
+            return
+        largest = max(abs(row.get(f"sample/return_{side}") or 0.0) for side in ("min", "max"))
+        each = largest / length
+        if "sign" in [option(self.options, name) for name in self._named("reward_clip")]:
+            each = max(each, 1.0)
+        self.largest_value = max(self.largest_value, largest, each / max(1.0 - discount, 1e-6))
+        for name in values:
+            self._note(
+                f"{name} diverges",
+                self.largest_value > 0 and abs(row[name]) > LARGE_VALUE * self.largest_value,
+                f"action values diverge: {name} is {row[name]:.3g}, and the games so far allow about"
+                f" {self.largest_value:.3g}; look at"
+                f" {listed(self._named('lr', 'critic_lr', 'target_update_interval', 'target_tau', 'model.hidden'))}",
+            )
+
     def _named(self, *names: str) -> list[str]:
         """The full names of those of these options that the run has. Options of an algorithm stand without `algo.`, and
         are those of the algorithm inside where there is one: icm's own lr is that of its curiosity."""
@@ -191,10 +217,15 @@ class CutEpisodes:
 
 def has(options: Mapping[str, Any], path: str) -> bool:
     """Whether a plain config has an option that is set, by its path such as algo.lr."""
+    return option(options, path) is not None
+
+
+def option(options: Mapping[str, Any], path: str) -> Any:
+    """The value of an option of a plain config, by its path such as algo.lr; None if it has no such option."""
     value: Any = options
     for part in path.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
-    return value is not None
+    return value
 
 
 def listed(things: Sequence[str]) -> str:

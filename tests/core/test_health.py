@@ -53,6 +53,31 @@ def test_a_sign_that_lasts_gets_one_note(text):
     assert notes([HEALTHY] * 40 + [sick] * (ROWS - 1) + [HEALTHY] * 40) == [], "it did not last"
 
 
+Q_LEARNING = {"learn/q": 80.0, "sample/episode_length_mean": 20.0, **HEALTHY}
+DQN = compose("algo=dqn", "env=CartPole-v1")  # discount 0.99: 30 points in 20 steps allow values of 150
+
+
+@pytest.mark.parametrize(
+    "change, options, said",
+    [
+        ({"learn/q": 1400.0}, DQN, None),
+        ({"learn/q": -1600.0}, DQN, "action values diverge: learn/q is -1.6e+03, and the games so far allow about 150"),
+        ({"learn/driver/q": 1600.0}, DQN, "learn/driver/q"),
+        ({"learn/q": 1600.0, "learn/intrinsic_reward": 1.0}, DQN, None),
+        ({"learn/q": 1600.0, "learn/alpha": 1.0}, DQN, None),
+        ({"learn/q": 1600.0, "sample/return_max": 200.0}, DQN, None),
+        ({"learn/q": 90.0, "sample/return_max": 0.5, "sample/return_min": 0.0}, DQN, "values diverge"),
+        ({"learn/q": 90.0, "sample/return_max": 0.5, "sample/return_min": 0.0}, compose("algo=dqn", "env=Pong"), None),
+    ],
+)
+def test_action_values_that_no_game_explains_diverge(change, options, said):
+    found = []
+    health = Health(100_000, None, found.append, options=options)
+    for number in range(20):
+        health.look({"env_steps": 1000 * number, "updates": 10 * number, **Q_LEARNING, **change})
+    assert len(found) == (said is not None) and (said is None or (said in found[0] and "algo.lr" in found[0]))
+
+
 def test_data_of_random_play_are_imitated_without_a_note():
     row = HEALTHY | SIGNS["acts at random"]
     assert len(notes([row] * 100)) == 1 and notes([row] * 100, plays=False) == []
