@@ -43,6 +43,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from rlrun.cli import run_dir_argument, take_trust
 from rlrun.config.types import parse_assignments, typed
+from rlrun.core.conditions import UNITS
 from rlrun.core.errors import UserError, closest
 from rlrun.core.estimates import METHODS
 from rlrun.core.ranges import Count, NotNegative, PositiveShareBelowOne, Share
@@ -138,12 +139,15 @@ def main(words: list[str]) -> int:
 
     from rlrun.datasets.open import open_source
     from rlrun.runtime.trained import load
+    from rlrun.runtime.unused import in_units
 
     trained = load(path, str(options.checkpoint), trusted)
     normalized = options.data.actions_normalized
     if normalized is None:
         normalized = trained.config.run.data.actions_normalized
     source = open_source(options.data.path, trained.spec, normalized)
+    if options.data.actions_normalized is not None and not in_units(trained.spec, [source]):
+        raise UserError(f"data.actions_normalized is for {UNITS}, and {options.data.path} holds none")
     discount = discount_of(trained.config.algo) if options.discount is None else options.discount
     question = Question(
         methods=options.methods,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -15,10 +15,11 @@ from rlrun.core.algorithm import Inner
 from rlrun.core.conditions import OnlyFor, shown
 from rlrun.core.errors import UserError
 from rlrun.core.plugins import is_path
-from rlrun.core.specs import Box, Discrete, MultiDiscrete, Nested, leaves
+from rlrun.core.specs import Box, Discrete, EnvSpec, MultiDiscrete, Nested, leaves
 from rlrun.datasets.foreign import has_units
 from rlrun.datasets.rllib_json import RLlibJson
 from rlrun.datasets.rllib_parquet import RLlibParquet
+from rlrun.datasets.trajectories import Source
 from rlrun.envs.recorded import RecordedConfig
 from rlrun.models.encoders import MLP, Behind, ConvolutionalNet, ImageEncoder, NatureCNN, Parts
 from rlrun.models.heads import QHead
@@ -136,7 +137,12 @@ def _in_units(plan: Plan) -> bool:
     sources = [] if plan.data is None else [source for source, _ in plan.data.sources()]
     if plan.estimates:
         sources.append(source_of(plan.config, plan.spec))
-    return has_units(plan.spec.action) and any(isinstance(one, RLlibJson | RLlibParquet) for one in sources)
+    return in_units(plan.spec, sources)
+
+
+def in_units(spec: EnvSpec, sources: Sequence[Source]) -> bool:
+    """Whether data.actions_normalized changes how these data are read, which are those of this environment."""
+    return has_units(spec.action) and any(isinstance(one, RLlibJson | RLlibParquet) for one in sources)
 
 
 KINDS: dict[str, Callable[[Plan], bool]] = {

@@ -683,7 +683,7 @@ def test_rllib_s_files_are_read_as_the_run_reads_them_or_as_is_asked(run_and_dat
         "rlrun.datasets.open.open_source", lambda path, *more: (asked.append(more[-1]), opened(path, *more))[1]
     )
 
-    def in_units(*given):
+    def with_units(*given):
         made = load(*given)
         own = dataclasses.replace(made.config.run.data, actions_normalized=False)
         made.config = dataclasses.replace(made.config, run=dataclasses.replace(made.config.run, data=own))
@@ -691,9 +691,12 @@ def test_rllib_s_files_are_read_as_the_run_reads_them_or_as_is_asked(run_and_dat
 
     words = ["estimate", str(run), f"data.path={data}", "method=wis", "episodes=0"]
     assert _dispatch(words) == 0
-    monkeypatch.setattr("rlrun.runtime.trained.load", in_units)
+    monkeypatch.setattr("rlrun.runtime.trained.load", with_units)
+    with pytest.raises(UserError, match="data.actions_normalized is for RLlib's files .* holds none"):
+        _dispatch([*words, "data.actions_normalized=true"])
+    monkeypatch.setattr("rlrun.runtime.unused.in_units", lambda spec, sources: True)
     assert _dispatch(words) == _dispatch([*words, "data.actions_normalized=true"]) == 0
-    assert asked == [True, False, True]
+    assert asked == [True, True, False, True]
 
 
 def test_discounted_returns_of_games_are_those_of_their_rewards(run_and_data):
