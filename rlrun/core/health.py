@@ -25,7 +25,7 @@ LARGE_KL = 0.5  # KL divergence of one update
 GRADIENT_GROWTH = 1000.0  # factor on the median gradient norm
 LARGE_GRADIENT = 1.0  # gradient norm below which nothing explodes: a first reward makes gradients grow too
 MANY_EPISODES = 50  # episodes after which rewards that are all 0 are worth a note
-LARGE_VALUE = 10.0  # factor on the largest value that the rewards so far allow
+LARGE_VALUE = 4.0  # factor on the largest value that the rewards so far allow
 LARGE_OBSERVATION = 10.0  # absolute value
 
 
