@@ -168,7 +168,7 @@ class Health:
         if discount is None or not length or extra or not row.get("sample/episodes") or not values:
             return
         largest = max(abs(row.get(f"sample/return_{side}") or 0.0) for side in ("min", "max"))
-        each = largest / length
+        each = abs(row.get("sample/return_mean") or 0.0) / length  # reward of a step
         if "sign" in [option(self.options, name) for name in self._named("reward_clip")]:
             each = max(each, 1.0)
         self.largest_value = max(self.largest_value, largest, each / max(1.0 - discount, 1e-6))

@@ -54,20 +54,20 @@ def test_a_sign_that_lasts_gets_one_note(text):
 
 
 Q_LEARNING = {"learn/q": 80.0, "sample/episode_length_mean": 20.0, **HEALTHY}
-DQN = compose("algo=dqn", "env=CartPole-v1")  # discount 0.99: 30 points in 20 steps allow values of 150
+DQN = compose("algo=dqn", "env=CartPole-v1")  # discount 0.99: 20 points in 20 steps allow values of 100
 
 
 @pytest.mark.parametrize(
     "change, options, said",
     [
-        ({"learn/q": 590.0}, DQN, None),
-        ({"learn/q": -610.0}, DQN, "action values diverge: learn/q is -610, and the games so far allow about 150"),
+        ({"learn/q": 390.0}, DQN, None),
+        ({"learn/q": -410.0}, DQN, "action values diverge: learn/q is -410, and the games so far allow about 100"),
         ({"learn/driver/q": 1600.0}, DQN, "learn/driver/q"),
         ({"learn/q": 1600.0, "learn/intrinsic_reward": 1.0}, DQN, None),
         ({"learn/q": 1600.0, "learn/alpha": 1.0}, DQN, None),
-        ({"learn/q": 1600.0, "sample/return_max": 200.0}, DQN, None),
-        ({"learn/q": 90.0, "sample/return_max": 0.5, "sample/return_min": 0.0}, DQN, "values diverge"),
-        ({"learn/q": 90.0, "sample/return_max": 0.5, "sample/return_min": 0.0}, compose("algo=dqn", "env=Pong"), None),
+        ({"learn/q": 1600.0, "sample/return_max": 401.0}, DQN, None),
+        ({"learn/q": 90.0, "sample/return_max": 0.5, "sample/return_min": 0.0, "sample/return_mean": 0.2}, DQN, "values diverge"),
+        ({"learn/q": 90.0, "sample/return_max": 0.5, "sample/return_min": 0.0, "sample/return_mean": 0.2}, compose("algo=dqn", "env=Pong"), None),
     ],
 )
 def test_action_values_that_no_game_explains_diverge(change, options, said):
