@@ -9,7 +9,6 @@ from pathlib import Path
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
-
 NO_PICTURES = shutil.ignore_patterns("*.png", "*.html", "*.md")  # drawn from tuned/results/*.json, which are there
 
 

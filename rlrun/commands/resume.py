@@ -3,11 +3,11 @@
                      [data.path=DIR] [--if-needed] [--trust]
 
 Continues a run from its last checkpoint. Schedules keep the horizons that they had at the first launch. Other options
-cannot change, because that would be another run. data.path names another place of the same recorded data. checkpoint goes back to an earlier checkpoint, given by its env steps,
-its name or its folder: later checkpoints, and the rows after it, are moved to RUN_DIR/left_behind. A run that has
-nothing left to do is refused; with --if-needed that is no error, and its summary says that it is COMPLETED or STOPPED,
-even if it was interrupted in its last moment. --trust runs modules of your own that the config of a
-run from elsewhere names."""
+cannot change, because that would be another run. data.path names another place of the same recorded data. checkpoint
+goes back to an earlier checkpoint, given by its env steps, its name or its folder: later checkpoints, and the rows
+after it, are moved to RUN_DIR/left_behind. A run that has nothing left to do is refused; with --if-needed that is no
+error, and its summary says that it is COMPLETED or STOPPED, even if it was interrupted in its last moment. --trust runs
+modules of your own that the config of a run from elsewhere names."""
 
 from __future__ import annotations
 

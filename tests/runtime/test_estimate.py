@@ -692,7 +692,7 @@ def test_rllib_s_files_are_read_as_the_run_reads_them_or_as_is_asked(run_and_dat
     words = ["estimate", str(run), f"data.path={data}", "method=wis", "episodes=0"]
     assert _dispatch(words) == 0
     monkeypatch.setattr("rlrun.runtime.trained.load", with_units)
-    with pytest.raises(UserError, match="data.actions_normalized is for RLlib's files .* holds none"):
+    with pytest.raises(UserError, match=r"data.actions_normalized is for RLlib's files .* holds none"):
         _dispatch([*words, "data.actions_normalized=true"])
     monkeypatch.setattr("rlrun.runtime.unused.in_units", lambda spec, sources: True)
     assert _dispatch(words) == _dispatch([*words, "data.actions_normalized=true"]) == 0
