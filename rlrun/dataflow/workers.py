@@ -142,7 +142,9 @@ def _bootstrap(
     import torch
 
     torch.set_num_threads(1)
-    np.random.seed()  # the fork server's state would be the same in all workers
+    # The fork server's states would be the same in all workers. Environments may draw from the global generators.
+    np.random.seed()
+    torch.seed()
     try:
         _Carried.functions = carried
         for function in carried:

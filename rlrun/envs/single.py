@@ -25,10 +25,24 @@ def make_single(factory: Factory) -> Any:
     if isinstance(factory.cfg, RecordedConfig):
         raise UserError(NO_ENV)
     if isinstance(factory.cfg, AgentsConfig):
-        return make_game(factory.cfg).env
+        return seeded(make_game(factory.cfg).env, factory.seeds)
     if isinstance(factory.cfg, SingleConfig):
-        return gym.make_one(factory.cfg)
+        return seeded(gym.make_one(factory.cfg), factory.seeds)
     return SingleGame(factory)
+
+
+def seeded(env: Any, seeds: Seeds) -> Any:
+    """Lets the first reset() of an environment have a seed of these, unless the caller gives one."""
+    reset = env.reset
+
+    def first(*args: Any, **kwargs: Any) -> Any:
+        del env.reset  # the class has the others
+        if not args and kwargs.get("seed") is None:
+            kwargs["seed"] = seeds.integer("user", 0)
+        return reset(*args, **kwargs)
+
+    env.reset = first
+    return env
 
 
 class SingleGame(gymnasium.Env):

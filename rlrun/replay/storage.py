@@ -17,6 +17,7 @@ from rlrun.core.errors import UserError
 from rlrun.core.installing import install_line
 
 CHUNK_BYTES = 64 << 20  # size of the pieces in which checkpoints are read and written
+SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 class Store(Protocol):
@@ -77,21 +78,21 @@ class Plain:
     def __init__(self, columns: int, rows: int, field: Field, allocate: Allocate):
         self.dtype = field.dtype
         self.values = allocate((columns, rows, *field.shape), field.dtype)
-        self.flat = self.values.view(columns * rows, *field.shape)
+        # PyTorch neither picks nor fills numbers without a sign, but bytes.
+        self.flat = self.values.view(columns * rows, *field.shape).view(SIGNED.get(field.dtype, field.dtype))
 
     def write(self, columns: slice, row: int, values: Tensor) -> None:
         self.values[columns, row : row + len(values)] = values.transpose(0, 1).to(self.values.device, self.values.dtype)
 
     def read(self, index: Tensor) -> Tensor:
         picked = self.flat.index_select(0, index.reshape(-1).to(self.flat.device))
-        return picked.view(*index.shape, *self.flat.shape[1:])
+        return picked.view(*index.shape, *self.flat.shape[1:]).view(self.dtype)
 
     def put(self, index: Tensor, values: Tensor) -> None:
         """Writes values [..., *shape] into single rows at index [...]."""
         there = self.flat.device
-        self.flat.index_copy_(
-            0, index.reshape(-1).to(there), values.reshape(-1, *self.flat.shape[1:]).to(there, self.flat.dtype)
-        )
+        given = values.reshape(-1, *self.flat.shape[1:]).to(there, self.dtype)
+        self.flat.index_copy_(0, index.reshape(-1).to(there), given.view(self.flat.dtype))
 
     def save(self, file: BinaryIO, columns: int, rows: int) -> None:
         for part in _parts(self.values, columns, rows):
@@ -178,13 +179,15 @@ class Frames:
         where = column.unsqueeze(-1) + (row.unsqueeze(-1) - back) % self.rows  # [..., S]
         began = self.is_first[where]  # an episode begins at this row, so that earlier frames belong to another one
         later = began.flip(-1).cumsum(-1).flip(-1) - began.long()  # number of episode beginnings after a frame
-        frames = self.one.read(where)  # [..., S, *frame]
+        frames = made = self.one.read(where)  # [..., S, *frame]
+        frames = frames.view(SIGNED.get(frames.dtype, frames.dtype))
         if frames.device.type == "cuda":  # a mask avoids nonzero(), for which the CPU would have to wait
-            return frames.masked_fill_((later > 0).view(*later.shape, *[1] * (frames.ndim - later.ndim)), 0)
+            frames.masked_fill_((later > 0).view(*later.shape, *[1] * (frames.ndim - later.ndim)), 0)
+            return made
         frames.view(-1, *frames.shape[index.ndim + 1 :]).index_fill_(
             0, (later > 0).view(-1).nonzero().squeeze(1).to(frames.device), 0
         )
-        return frames
+        return made
 
     def save(self, file: BinaryIO, columns: int, rows: int) -> None:
         self.one.save(file, columns, rows)

@@ -36,6 +36,8 @@ from rlrun.runtime.fitting import make_spec
 from rlrun.runtime.rundir import RunDir, checkpoints_of
 from rlrun.samplers.evaluator import to_torch
 
+NO_REWARD = "this policy is told the last reward: act(obs, reward=...)"
+
 
 class Trained:
     """A policy of a run, on the CPU in float32.
@@ -120,6 +122,7 @@ class Trained:
             obs = self._screens(np.asarray(obs))
         count = fitting(self.one, obs)
         single, count = count is None, count or 1
+        self._check_call(count, mode, reward)
         rows = to_rows(self.one, _each(obs, lambda part: np.asarray(part)[None]) if single else obs)
         if self.last is not None:
             rows["observation"] = self._stacked(self.last, rows["observation"], count)
@@ -130,6 +133,22 @@ class Trained:
         if self.played is not None:
             self.played.forget(rows[GAME_STATE])
         return _each(action, lambda part: part[0]) if single else action
+
+    def _check_call(self, count: int, mode: Mode, reward: Any) -> None:
+        """Raises ValueError if what act() is given does not fit what earlier calls told, before anything is
+        remembered of it, so that the call can be made again."""
+        if self._first is not None and len(self._first) != count:
+            raise ValueError(f"reset() was told of {len(self._first)} episodes, and act() is given {count}")
+        self._remembered(count, mode)
+        begun = self._state is None if self._first is None else bool(self._first.all())
+        if reward is None and not begun and self.own_reward:
+            raise ValueError(NO_REWARD)
+
+    @property
+    def own_reward(self) -> bool:
+        """Whether the caller must tell the last reward. Self-play is told it in training alone, where it counts
+        games."""
+        return "prev_reward" in self.spec.obs and self.config.run.model.memory.previous[1]
 
     def _act_together(self, obs: Any, mode: Mode, reward: Any, env: Any) -> dict[str, Any]:
         """Returns the actions of the agents that are in `obs`, by name. An agent that was not in the last call has a
@@ -249,9 +268,8 @@ class Trained:
             action = action.map(lambda x: x.masked_fill(fresh.view(-1, *[1] * (x.ndim - 1)), 0))
             obs = obs.replace(prev_action=action["action"])
         if "prev_reward" in self.spec.obs and "prev_reward" not in obs:
-            # Self-play is told it in training alone, where it counts games.
-            if reward is None and not fresh.all() and self.config.run.model.memory.previous[1]:
-                raise ValueError("this policy is told the last reward: act(obs, reward=...)")
+            if reward is None and not fresh.all() and self.own_reward:
+                raise ValueError(NO_REWARD)
             last = (
                 torch.zeros(count)
                 if reward is None

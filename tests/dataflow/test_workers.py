@@ -12,6 +12,7 @@ from multiprocessing import forkserver
 import numpy as np
 import psutil
 import pytest
+import torch
 from conftest import compose
 
 from rlrun.config.run import type_config
@@ -30,7 +31,7 @@ def own(pipe):
     pipe.send(READY)
     pipe.recv()
     imported = "rlrun.dataflow.preload" in sys.modules and "rlrun.samplers.collector" in sys.modules
-    pipe.send((imported and os.environ.get("RLRUN_TEST_LATE"), os.getppid(), np.random.rand()))
+    pipe.send((imported and os.environ.get("RLRUN_TEST_LATE"), os.getppid(), np.random.rand(), torch.rand(()).item()))
     pipe.recv()
 
 
@@ -165,17 +166,18 @@ def test_forked_workers_are_processes_of_their_own(monkeypatch):
     others can be started."""
     warm()
     monkeypatch.setenv("RLRUN_TEST_LATE", "known")  # after the server has begun
-    parents, numbers = set(), set()
+    parents, numbers, others = set(), set(), set()
     for _ in range(2):
         workers = Workers()
         try:
             for worker in workers.start_all(own, {"one": (), "two": ()}):
                 workers.send(worker, "what do you have?")
                 assert worker.pipe.poll(60)
-                variable, parent, number = worker.pipe.recv()
+                variable, parent, number, other = worker.pipe.recv()
                 assert variable == "known"
                 parents.add(parent)
                 numbers.add(number)
+                others.add(other)
             assert parents != {os.getpid()}
             os.kill(parent, signal.SIGKILL)
             os.waitid(os.P_PID, parent, os.WEXITED | os.WNOWAIT)  # the next start asks whether it is still there
@@ -183,7 +185,7 @@ def test_forked_workers_are_processes_of_their_own(monkeypatch):
                 workers.receive(30)
         finally:
             workers.stop()
-    assert len(parents) == 2 and len(numbers) == 4
+    assert len(parents) == 2 and len(numbers) == len(others) == 4
 
 
 @pytest.mark.skipif(not FORKS, reason="workers are spawned here")

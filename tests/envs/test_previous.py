@@ -140,6 +140,17 @@ def test_a_loaded_policy_tells_its_memory(tmp_path):
     with pytest.raises(ValueError, match="told the last reward"):
         other._first = None
         other.policy_action({"observation": rows["observation"]})
+    third, two = rlrun.load(path), rows["observation"]
+    third.act(two)
+    before = third._state
+    with pytest.raises(ValueError, match="told the last reward"):
+        third.act(two)
+    third.reset(np.array([True]))
+    with pytest.raises(ValueError, match="was told of 1 episodes, and act.. is given 2"):
+        third.act(two, reward=[1.0, 1.0])
+    assert third._state is before
+    games = [[trained.make_env(seed=seed).reset(**given)[0].tolist() for seed in (1, 1, 2)] for given in ({}, {"seed": 5})]
+    assert games[0][0] == games[0][1] != games[0][2] and games[1][0] == games[1][2] != games[0][0]
 
 
 def trained_seeds():

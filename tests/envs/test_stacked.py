@@ -13,6 +13,7 @@ from wired import Wired
 
 import rlrun
 from rlrun.cli import _dispatch
+from rlrun.core.batch import Field
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import Box, Discrete, EnvSpec
 from rlrun.envs import registry
@@ -21,7 +22,7 @@ from rlrun.envs.stacked import LastFrames, with_stack, without_stack
 from rlrun.models.encoders import MLP, NatureCNN
 from rlrun.models.model import encoder
 from rlrun.replay.buffer import Replay
-from rlrun.replay.storage import Frames, stores
+from rlrun.replay.storage import Frames, Plain, stores
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -96,6 +97,19 @@ def test_every_space_is_stacked_and_replayed_from_single_frames(typed, env):
         column, row = key % 4, key // 4
         for name, parts in flat([batch.obs]).items():
             assert torch.equal(parts[0][0, i], rows[name][row, column])
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.uint16, torch.uint32, torch.uint64, torch.float16])
+def test_frames_of_an_earlier_episode_are_zeros_in_every_type(dtype):
+    """A column of 6 rows holds 1 to 6; an episode begins at row 3."""
+    field = Field((), dtype)
+    single = Plain(1, 6, field, lambda shape, kind: torch.zeros(shape, dtype=kind))
+    frames = Frames(single, 3, torch.tensor([True, False, False, True, False, False]), 6)
+    rows = torch.arange(1, 7).to(dtype)
+    frames.one.write(slice(0, 1), 0, rows.unsqueeze(1))
+    told = [[0, 0, 1], [1, 2, 3], [0, 0, 4], [0, 4, 5], [4, 5, 6]]
+    picked = frames.read(torch.tensor([0, 2, 3, 4, 5]))
+    assert picked.dtype == dtype and picked.tolist() == torch.tensor(told).to(dtype).tolist()
 
 
 def flat(batches, prefix=""):
