@@ -17,7 +17,7 @@ from typing import Any
 from rlrun.commands import COMMANDS
 from rlrun.core.errors import TRACEBACK, Notice, UserError, closest, explained, show_tracebacks
 from rlrun.core.numbers import number
-from rlrun.core.outputs import go_on_unread
+from rlrun.core.outputs import go_on_unread, open_outputs
 from rlrun.core.passwords import masked, masked_values
 from rlrun.core.plugins import TRUST, allow, only_installed
 
@@ -50,6 +50,7 @@ def usage() -> str:
 
 def main() -> None:
     """Runs the command. Exit codes: 0 done, 1 the run failed, 2 bad input, 130 or 143 interrupted."""
+    open_outputs()
     with contextlib.suppress(ValueError, OSError):  # stderr may be closed
         faulthandler.enable()  # an environment that crashes in this process is named at least
     go_on_unread()
@@ -329,11 +330,15 @@ def flags_given(flags: dict[str, Any], names: Sequence[str]) -> list[str]:
 
 def run_dir_argument(words: list[str], command: str) -> tuple[Path, list[str]]:
     """The RUN_DIR among a command's words, and the other words. UserError where there is not exactly one RUN_DIR."""
-    places = [word for word in words if ("=" not in word or Path(word).is_dir()) and not word.startswith("-")]
+    places = [word for word in words if ("=" not in word or os.path.isdir(word)) and not word.startswith("-")]
     if len(places) != 1:
         raise UserError(f"rlrun {command} takes one run directory, then key=value options")
     path = Path(places[0])
-    if not (path / "config.yaml").is_file():
+    try:
+        there = (path / "config.yaml").is_file()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    if not there:
         raise UserError(f"{path} is not a run directory: it has no config.yaml")
     return path, [word for word in words if word != places[0]]
 

@@ -126,11 +126,12 @@ def parts(env: str) -> tuple[dict[str, Any], dict[str, Any]]:
         collector.collect(batch, acting, 1, Clock(), 0)
     fragment_sec = seconds_of(lambda: collector.collect(fragments[0], acting, 1, Clock(), 0), 4)
     gathers, gathered = Gatherer(made.resources.device, Timers()), None
+    products = made.make_products()
 
     def learn() -> None:
         nonlocal gathered
         gathered = gathers(fragments, gathered)
-        with made.products:
+        with products:
             algorithm.update(gathered, Clock())
 
     for _ in range(4):  # the first ones are recorded

@@ -10,6 +10,7 @@ computed: 100 (return - random) / (expert - random)."""
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -39,7 +40,7 @@ def main(words: list[str]) -> int:
         return 0
     as_json = "--json" in words
     words = [word for word in words if word != "--json"]
-    places = [word for word in words if "=" not in word or Path(word).exists()]
+    places = [word for word in words if "=" not in word or os.path.exists(word)]
     if len(places) != 1:
         raise UserError("rlrun data takes one data set: a folder or a file, then key=value options")
     options = typed(ShowOptions, DEFAULTS | parse_assignments([word for word in words if word not in places]))

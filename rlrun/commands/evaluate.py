@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -68,7 +69,7 @@ def main(words: list[str]) -> int:
     trusted, words = take_trust(words)
     as_json = "--json" in words
     words = [word for word in words if word != "--json"]
-    names = [word for word in words if ("=" not in word or Path(word).is_dir()) and not word.startswith("-")]
+    names = [word for word in words if ("=" not in word or os.path.isdir(word)) and not word.startswith("-")]
     rest = words
     if len(names) > 1:
         for name in names:
@@ -90,7 +91,7 @@ def check_player(word: str) -> None:
     """Raises UserError if a word is no player."""
     from rlrun.core.plugins import is_path
 
-    if word not in ("random", "snapshots") and not (Path(word) / "config.yaml").is_file() and not is_path(word):
+    if word not in ("random", "snapshots") and not os.path.isfile(Path(word) / "config.yaml") and not is_path(word):
         raise UserError(
             f"{word} is no player: it is not a run directory with a config.yaml, nor random, snapshots or"
             " package.module:Name"

@@ -92,6 +92,7 @@ def resume(path: Path, changes: dict[str, Any], trusted: bool = False, needed: b
         if gone := tidy(path):
             lines.append(f"  removed what a killed process was still writing: {', '.join(gone)}")
         checkpoints = checkpoints_of(path)
+        checkpoints.best()  # a damaged one ends here, before anything is written
         restored = checkpoints.load(None if wanted is None else name_of(path, wanted))
         steps = restored[1]["env_steps"]
         over = reached(config.run, restored[1])

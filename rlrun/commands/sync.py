@@ -36,8 +36,8 @@ def main(words: list[str]) -> int:
     flags = [word for word in words if word.startswith("-")]
     if flags:
         raise UserError(f"{flags[0]} is not a flag of rlrun sync; there is --trust")
-    places = [Path(word) for word in words if "=" not in word or Path(word).is_dir()]
-    given = parse_assignments([word for word in words if "=" in word and not Path(word).is_dir()])
+    places = [Path(word) for word in words if "=" not in word or os.path.isdir(word)]
+    given = parse_assignments([word for word in words if "=" in word and not os.path.isdir(word)])
     for key in given:
         if key not in OPTIONS:
             raise UserError(f"rlrun sync has no option {key}.{closest(key, OPTIONS)} There are {', '.join(OPTIONS)}.")

@@ -157,14 +157,14 @@ def start(
     refuse_unused(planned, given)
     callbacks = preflight(planned, machine)
     run = config.run
+    if run.logger.get("mlflow", {}).get("enabled"):
+        make_root(run.logger["mlflow"]["uri"], run.runs_root)
     directory = (
         RunDir.create(Path(run.run_dir))
         if run.run_dir
         else RunDir.new(run.runs_root, config.algo.name, config.env.name, run.seed)
     )
     values["run_dir"] = str(directory.path)
-    if run.logger.get("mlflow", {}).get("enabled"):
-        make_root(run.logger["mlflow"]["uri"], run.runs_root)
     print(f"rlrun train: {config.algorithm_name} on {config.env.name}, seed {config.run.seed}", flush=True)
     for line in lines:
         say(line)
@@ -172,7 +172,11 @@ def start(
     from rlrun.config.saved import save_config
     from rlrun.runtime import session
 
-    values = save_config(values, directory.path, own)
+    try:
+        values = save_config(values, directory.path, own)
+    except BaseException:
+        directory.release()
+        raise
     return session.run(planned, values, directory, restored=None, watch=watch, callbacks=callbacks)
 
 

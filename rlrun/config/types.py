@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
 
 import yaml
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from rlrun.config.words import refuse_empty
 from rlrun.core.errors import UserError, closest
@@ -223,7 +224,7 @@ def plain(cfg: Any) -> dict:
     """Converts a DictConfig to dictionaries, lists and scalars, and resolves its interpolations.
 
     Raises ConfigError for a missing value or a broken interpolation."""
-    from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+    from omegaconf.errors import MissingMandatoryValue
 
     try:
         made = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
@@ -306,7 +307,7 @@ def parse_assignments(words: list[str]) -> dict[str, Any]:
         try:
             check_numbers(value, word)
             read = OmegaConf.to_container(OmegaConf.from_dotlist([f"x={value}"]))
-        except yaml.YAMLError:
+        except (yaml.YAMLError, OmegaConfBaseException):
             raise UserError(f"{word}: the value cannot be read; a bracket or a quote may be missing") from None
         assert isinstance(read, dict)
         made[key] = read["x"]

@@ -199,7 +199,7 @@ class Checkpoints:
             name = json.loads((self.directory / "best.json").read_text())["name"]
         except FileNotFoundError:
             return None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OSError):
             name = ""
         if not re.fullmatch(f"({BEST})?[0-9]+", str(name)):  # it may be a stranger's, and lead to another folder
             raise UserError(f"{self.directory / 'best.json'} is damaged")

@@ -10,6 +10,7 @@ import os
 import sys
 from typing import Any, TextIO
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a file on a disk without room
 LOST = (errno.EPIPE, errno.EIO)  # errors of an output that nobody will ever read again: of a pipe, of a terminal
 
 
@@ -20,7 +21,8 @@ class _Announced:
 
 
 class _Output(io.FileIO):
-    """stdout or stderr. It becomes /dev/null when nobody can read it any more. A full disk is still an error."""
+    """stdout or stderr. It becomes /dev/null when nobody can read it any more. A full disk is no error while a run or a
+    sweep goes on, which would lose more than its words."""
 
     name_in_sys = ""
     before: Any = None  # what it stands in for, which would close the file if nobody held it
@@ -29,6 +31,8 @@ class _Output(io.FileIO):
         try:
             return super().write(data)
         except OSError as error:
+            if error.errno in FULL and _Announced.text:
+                return len(data)
             if error.errno not in LOST:
                 raise
             to_nowhere(self.fileno())
@@ -73,8 +77,28 @@ def tell(text: str, file: TextIO | None = None) -> None:
     try:
         print(text, file=file, flush=True)
     except OSError as error:
-        if error.errno not in LOST:
+        if error.errno not in (*LOST, *FULL):
             raise
+
+
+def open_outputs() -> None:
+    """Opens /dev/null in the place of standard input and outputs that are closed (`>&-`). Another file would get their
+    numbers, and sys.stdout is None."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))
+
+
+def same_output() -> bool:
+    """Whether stdout and stderr are one file, such as a terminal."""
+    try:
+        return os.path.samestat(os.fstat(sys.stdout.fileno()), os.fstat(sys.stderr.fileno()))
+    except (OSError, ValueError, AttributeError):  # a test's or a notebook's have no number
+        return False
 
 
 def to_nowhere(output: int) -> None:

@@ -65,10 +65,10 @@ def _check_options(spec: EnvSpec, cfg: Any) -> None:
         }
     else:
         changed |= {"env.agent_id": cfg.agent_id}
-        if cfg.max_episode_steps is not None and cfg.time_limit == "truncation":
+        if cfg.max_episode_steps is not None:
             raise UserError(
-                "env.max_episode_steps cuts games of two players off, and what would have followed is known for the"
-                " side to move alone: leave it null, or set env.time_limit=termination, with which they are over"
+                "env.max_episode_steps: the simulator of a game of several players does not know this limit, so that a"
+                " search would look beyond it; leave it null"
             )
     for option in (name for name, is_so in changed.items() if is_so):
         raise UserError(f"{option} changes what is seen, and a search sees {spec.name} itself: leave it at its default")

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from rlrun.config.words import quoted
 from rlrun.core.errors import UserError
-from rlrun.core.outputs import announce, tell
+from rlrun.core.outputs import announce, tell, to_nowhere
 from rlrun.core.run_lock import held, holder
 from rlrun.experiments.job_parent import PARENT
 from rlrun.experiments.outcomes import (
@@ -175,6 +175,7 @@ class Pool:
         self.running: list[_Running] = []
         self.waiting: list[_Waiting] = []
         self.signal: int | None = None
+        self.terminals: list[int] = []  # outputs that a person reads
         self.again = False
 
     @property
@@ -205,11 +206,17 @@ class Pool:
         return self.outcomes
 
     def _listen(self) -> dict[int, Any]:
-        """Answers Ctrl-C and SIGTERM from now on, and returns what has answered them before. In other threads than the
-        main one Python allows no answers, and the program's own stay."""
+        """Answers Ctrl-C, SIGTERM and SIGHUP from now on, and returns what has answered them before. In other threads
+        than the main one Python allows no answers, and the program's own stay."""
         if threading.current_thread() is not threading.main_thread():
             return {}
-        return {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        before: dict[int, Any] = {}
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before[number] = signal.signal(number, self._on_signal)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # ignored, as under nohup, it stays so
+            self.terminals = [output for output in (1, 2) if os.isatty(output)]
+            before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self._on_hangup)
+        return before
 
     def _end(self) -> None:
         """Asks the running jobs to save and to end, and kills those that take longer than GRACE_SEC. The supply is not
@@ -233,6 +240,12 @@ class Pool:
     def _on_signal(self, number: int, frame: Any) -> None:
         self.again = self.interrupted
         self.signal = self.signal or number
+
+    def _on_hangup(self, number: int, frame: Any) -> None:
+        """The terminal was closed, and writing to it would raise an error."""
+        for output in self.terminals:
+            to_nowhere(output)
+        self._on_signal(number, frame)
 
     def _next(self, supply: Supply) -> TrainingJob | None:
         """A job that waited and whose directory is free now, or else the supply's next one with a free directory."""

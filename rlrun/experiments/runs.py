@@ -52,8 +52,10 @@ class SavedRun:
     def rows(self) -> list[dict[str, Any]]:
         try:
             return read_rows(self.path / "progress.jsonl")
-        except OSError:
+        except FileNotFoundError:
             return []
+        except OSError as error:
+            raise UserError(f"{self.path / 'progress.jsonl'} cannot be read: {error.strerror}") from None
 
     @cached_property
     def options(self) -> dict[str, Any]:

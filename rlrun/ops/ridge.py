@@ -11,6 +11,8 @@ from torch import Tensor
 
 from rlrun.core.errors import RunFailed
 
+TOGETHER = 2**16  # rows times arms up to which all arms share one product
+
 
 def sums(x: Tensor, y: Tensor, arm: Tensor, valid: Tensor, arms: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns what rows add to A [K, d, d], to b [K, d], to sum y^2 [K] and to the number of rows [K].
@@ -19,6 +21,12 @@ def sums(x: Tensor, y: Tensor, arm: Tensor, valid: Tensor, arms: int) -> tuple[T
     mine = (arm[:, None] == torch.arange(arms, device=arm.device)) & valid[:, None]  # [N, K]
     x, y = x.masked_fill(~valid[:, None], 0.0), y.masked_fill(~valid, 0.0)
     share = mine.to(x.dtype)
+    if arms > 1 and mine.numel() > TOGETHER:  # every arm with its own rows alone
+        precision, moment = x.new_zeros(arms, x.shape[1], x.shape[1]), x.new_zeros(arms, x.shape[1])
+        for one in arm[valid].unique().tolist():
+            rows, target = x[mine[:, one]], y[mine[:, one]]
+            precision[one], moment[one] = rows.T @ rows, rows.T @ target
+        return precision, moment, share.T @ y.square(), share.sum(0)
     weighted = share.T.unsqueeze(-1) * x  # [K, N, d]
     return weighted.transpose(1, 2) @ x, weighted.transpose(1, 2) @ y, share.T @ y.square(), share.sum(0)
 

@@ -25,7 +25,7 @@ from rlrun.core.evaluation import Evaluated
 from rlrun.core.logs import LogConfig
 from rlrun.core.metrics import finite
 from rlrun.core.open_loop import FOLDER, Excerpt
-from rlrun.core.outputs import announce, tell
+from rlrun.core.outputs import announce, same_output, tell
 from rlrun.core.passwords import masked, whole
 from rlrun.core.restarts import Restarts
 from rlrun.core.run import Run
@@ -265,8 +265,11 @@ class _Session:
         job = self.job
         held = checkpoints_of(self.directory.path).names() if job.status == "INTERRUPTED" else []
         where = f"; saved at {int(held[-1]):,} env steps" if held else ""
-        tell(f"{job.ending}: {job.reason.splitlines()[0] if job.reason else ''}{where}")
-        if job.status == "FAILED" and self.watch.command is None:  # a Python program gets an exception
+        whole = job.status == "FAILED" and self.watch.command is None  # a Python program gets an exception
+        first = job.reason.splitlines()[0] if job.reason else ""
+        together = whole and same_output()
+        tell(f"{job.ending}: {job.reason if together else first}{where}")
+        if whole and not together:
             tell(f"rlrun: {job.reason}", sys.stderr)
 
     def _facts(self) -> dict[str, Any]:

@@ -199,12 +199,19 @@ def test_bad_input_is_a_sentence(words, said):
 
 @pytest.mark.parametrize("word, said", [
     ("episodes=[", r"^episodes=\[: the value cannot be read; a bracket or a quote may be missing$"),
+    ("episodes=${", r"^episodes=\$\{: the value cannot be read; a bracket or a quote may be missing$"),
     ("eval.every=", "^eval.every= has no value; a shell variable behind it may not be set$"),
     ("algo.hidden=[1:30]", r"^algo.hidden=\[1:30\]: YAML reads 1:30 in line 1 as another number; write it"),
 ])  # fmt: skip
 def test_a_value_that_is_cut_off_or_missing_is_a_sentence(word, said):
     with pytest.raises(UserError, match=said):
         parse_assignments(["seed=null", word])
+
+
+@pytest.mark.parametrize("words", [["x" * 300], ["missing", f"algo.hidden=[{'8,' * 200}8]"]])
+def test_a_word_that_no_path_can_be_is_a_sentence(words):
+    with pytest.raises(UserError, match=r"cannot be read: File name too long|is not a run directory"):
+        cli._dispatch(["evaluate", *words])
 
 
 def test_the_exit_code_is_2_and_no_traceback_is_shown():

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from rlrun.core.outputs import go_on_unread
+from rlrun.core.outputs import announce, go_on_unread
 
 WORDS = """
 import sys
@@ -55,6 +55,18 @@ def test_a_terminal_that_is_gone_is_no_error_and_a_full_disk_is(monkeypatch):
         assert os.fstat(theirs).st_rdev == os.stat(os.devnull).st_rdev  # the terminal is let go
         with pytest.raises(OSError, match="No space left"):
             print("a result", file=sys.stderr)
+        announce("a run goes on")
+        try:
+            print("a note", file=sys.stderr)  # is left out
+        finally:
+            announce("")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_a_command_whose_outputs_are_closed_ends_as_otherwise(closed):
+    ended = subprocess.run(["sh", "-c", f"{sys.executable} -m rlrun list algos {closed}"], capture_output=True, text=True)
+    assert ended.returncode == 0 and "Traceback" not in ended.stderr
+    assert (ended.stdout == "") == (">&- " in f"{closed} ".replace("2>&-", ""))
 
 
 def test_what_stands_in_the_place_of_stdout_stays(monkeypatch):

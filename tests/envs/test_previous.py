@@ -146,7 +146,7 @@ def test_a_loaded_policy_tells_its_memory(tmp_path):
     with pytest.raises(ValueError, match="told the last reward"):
         third.act(two)
     third.reset(np.array([True]))
-    with pytest.raises(ValueError, match="was told of 1 episodes, and act.. is given 2"):
+    with pytest.raises(ValueError, match=r"was told of 1 episodes, and act\(\) is given 2"):
         third.act(two, reward=[1.0, 1.0])
     assert third._state is before
     games = [[trained.make_env(seed=seed).reset(**given)[0].tolist() for seed in (1, 1, 2)] for given in ({}, {"seed": 5})]

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from rlrun.ops import ridge
 from rlrun.ops.ridge import deviation, noise_of, solve, sums
 
 
@@ -15,9 +16,11 @@ def rows(count=400, size=5, arms=3, seed=0):
     return x, y, arm
 
 
-def test_sums_of_batches_are_the_closed_form_ridge_whatever_the_order():
+@pytest.mark.parametrize("together", [0, ridge.TOGETHER])
+def test_sums_of_batches_are_the_closed_form_ridge_whatever_the_order(together, monkeypatch):
     """Known answer 32: theta and A^-1 equal the closed form after shuffled rows; rows that are not valid count
     nothing."""
+    monkeypatch.setattr(ridge, "TOGETHER", together)
     x, y, arm = rows()
     valid = torch.arange(len(y)) % 7 != 0
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(1))
