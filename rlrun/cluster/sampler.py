@@ -208,7 +208,8 @@ class HostSampler:
                 heard = time.monotonic()
             elif time.monotonic() - heard > self.plan.timeout_sec:
                 names = ", ".join(part.name for part in self.hosts.parts if part.host is not None)
-                raise RunFailed(f"no fragment from {names} for {self.plan.timeout_sec:g} s: an environment may hang")
+                said = f"no fragment from {names} for {self.plan.timeout_sec:g} s (runner.queue_timeout_sec)"
+                raise RunFailed(f"{said}: an environment may hang")
         self.wanted = 0
         return [self._taken(*self.arrived.popleft()) for _ in range(count)]
 

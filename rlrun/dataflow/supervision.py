@@ -9,9 +9,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from rlrun.core.awake import awake
 from rlrun.core.errors import RunFailed
-from rlrun.core.pulse import Limits, Pulses
+from rlrun.core.pulse import ACTIVITY, RESET, ROWS, SINCE, STARTING, STEP, Limits, Pulses
 from rlrun.core.restarts import PROCESS_REPEATS, Repeated, Restarts
 from rlrun.dataflow.workers import READY, Worker, Workers
 
@@ -75,6 +78,16 @@ class Supervised:
             messages = [(worker, message) for worker, message in messages if message != READY]
             if messages or (left == 0.0 and not self.gone):
                 return messages
+
+    def beats(self) -> Tensor:
+        """What every process has done so far [P, 2]: its steps, and when it began what it is doing."""
+        return self.pulses.memory[:, [ROWS, SINCE]].clone()
+
+    def at_work(self, before: Tensor) -> bool:
+        """Whether a process has begun something since `before`, which beats() returned, or is in a step, a reset or its
+        start. How long those may take, _look() knows."""
+        doing = self.pulses.memory[:, ACTIVITY].tolist()
+        return bool({STARTING, STEP, RESET} & {*doing}) or not torch.equal(self.beats(), before)
 
     def _look(self) -> None:
         """Finds workers that hang."""

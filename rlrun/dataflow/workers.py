@@ -411,7 +411,10 @@ class Workers:
 
 
 def no_word(names: Sequence[str], seconds: float) -> str:
-    return f"no word from {', '.join(names)} for {seconds:.0f} s: an environment may hang"
+    return (
+        f"no word from {', '.join(names)} for {seconds:.0f} s, in which no environment made a step: one of them or the"
+        f" policy may hang (runner.queue_timeout_sec)"
+    )
 
 
 def how_it_ended(process) -> str:

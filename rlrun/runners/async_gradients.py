@@ -198,9 +198,13 @@ class _Crew(Unsaved):
     def receive(self) -> list[GradientReport]:
         """Returns the reports that have arrived; waits for at least one."""
         if not self.waiting:
+            before = self.supervised.beats()
             self.waiting = [message for _, message in self._messages(self.timeout_sec)]
-            if not self.waiting:
-                raise RunFailed(no_word(self.supervised.names, self.timeout_sec))
+            while not self.waiting:  # slow environments may need longer for a gradient's rows
+                if not self.supervised.at_work(before):
+                    raise RunFailed(no_word(self.supervised.names, self.timeout_sec))
+                before = self.supervised.beats()
+                self.waiting = [message for _, message in self._messages(self.timeout_sec)]
         reports, self.waiting = self.waiting, []
         return reports
 
@@ -210,7 +214,7 @@ class _Crew(Unsaved):
             return []
         self.shared.hold.fill_(1)
         self.held, reports, self.waiting = set(), self.waiting, []
-        end = awake() + self.timeout_sec
+        end, before = awake() + self.timeout_sec, self.supervised.beats()
         while len(self.held) < len(self.members):
             # Not for long: a process that takes the place of the last one to wait says nothing.
             messages = self._messages(LOOK_SEC)
@@ -222,7 +226,9 @@ class _Crew(Unsaved):
             if messages:
                 end = awake() + self.timeout_sec
             elif awake() > end:
-                raise RunFailed(no_word(self.supervised.names, self.timeout_sec))
+                if not self.supervised.at_work(before):
+                    raise RunFailed(no_word(self.supervised.names, self.timeout_sec))
+                end, before = awake() + self.timeout_sec, self.supervised.beats()
         self.holding = True
         return reports
 

@@ -155,7 +155,9 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
                 if replay.poll(POLL_SEC, sampler.handles()):
                     heard = awake()
             if awake() - heard > cfg.queue_timeout_sec:
-                raise RunFailed(f"no fragment for {cfg.queue_timeout_sec:.0f} s: an environment may hang")
+                raise RunFailed(
+                    f"no fragment for {cfg.queue_timeout_sec:.0f} s (runner.queue_timeout_sec): an environment may hang"
+                )
 
 
 class _Feed:

@@ -34,7 +34,7 @@ from rlrun.core.restarts import Restarts
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.slots import Fragment, Header, Slots
 from rlrun.dataflow.stores import FragmentStore, Key
-from rlrun.dataflow.workers import READY, Worker, at_end
+from rlrun.dataflow.workers import READY, Worker, at_end, no_word
 from rlrun.machine.graphs import GraphRecorder
 from rlrun.machine.resources import BATCHED_GROUPS as GROUPS
 from rlrun.samplers.acting import ActingCopy
@@ -43,6 +43,7 @@ from rlrun.samplers.columns import Columns
 from rlrun.samplers.processes import ProcessSampler, SamplerPlan
 
 BEGIN = -1  # sent in place of a row number
+PATIENCE = 3  # times plan.timeout_sec that take() waits, where the inference thread has noticed nothing
 
 
 class EnvJob(NamedTuple):
@@ -209,12 +210,11 @@ class BatchedSampler(ProcessSampler):
     def take(self, count: int) -> Sequence[Fragment]:
         self.begin()
         with self.change:
-            end = awake() + self.plan.timeout_sec
+            began = awake()
             while len(self.filled) < count and self.error is None:
-                if self.change.wait(max(0.0, end - awake())):  # notified by every new and every freed fragment
-                    end = awake() + self.plan.timeout_sec
-                elif awake() >= end:
-                    raise RunFailed(f"no fragment for {self.plan.timeout_sec:.0f} s: an environment may hang")
+                self.change.wait(1.0)  # notified by every new and every freed fragment, and by every error
+                if awake() - max(began, self.spoke) >= PATIENCE * self.plan.timeout_sec:
+                    raise RunFailed(no_word(self.supervised.names, PATIENCE * self.plan.timeout_sec))
             self.check()
             return [
                 Fragment(header, self.views[header.slot]) for header in (self.filled.popleft() for _ in range(count))
@@ -259,7 +259,8 @@ class BatchedSampler(ProcessSampler):
 
     def _loop(self) -> None:
         idle = self.idle
-        self.heard = awake()
+        self.heard = self.spoke = awake()
+        self.seen = self.supervised.beats()
         while not self.closing:
             with self.change:
                 for group in [group for group in idle if self.spare[group.index]]:
@@ -296,13 +297,16 @@ class BatchedSampler(ProcessSampler):
 
     def _messages(self) -> list:
         """Returns the samplers' messages. Waits only a moment, so that freed slots and close() are noticed.
-        Raises RunFailed after timeout_sec of silence."""
+        Raises RunFailed after timeout_sec of silence in which no environment was at work."""
         messages = self.supervised.messages(0.05, self._replaced)
         now = awake()
         if messages:
-            self.heard = now
-        elif now - self.heard >= self.plan.timeout_sec:
-            raise RunFailed(f"no word from any sampler for {self.plan.timeout_sec:.0f} s: an environment may hang")
+            self.heard = self.spoke = now
+        elif now - self.heard >= self.plan.timeout_sec:  # a slow step or reset may take longer
+            if not self.supervised.at_work(self.seen):
+                raise RunFailed(no_word(self.supervised.names, self.plan.timeout_sec))
+            self.heard = self.spoke = now
+            self.seen = self.supervised.beats()
         return messages
 
     def _replaced(self, number: int, old: Worker, new: Worker) -> None:

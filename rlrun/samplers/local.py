@@ -141,9 +141,14 @@ class LocalSampler(ProcessSampler):
         return [Fragment(header, self.views[header.slot]) for header in (self.waiting.popleft() for _ in range(count))]
 
     def _receive(self, timeout: float) -> None:
+        before = self.supervised.beats() if timeout > 0 else None
         messages = self.supervised.messages(timeout, self._replaced)
-        if not messages and timeout > 0:
-            raise RunFailed(no_word([self.supervised.names[i] for i, asked in enumerate(self.asked) if asked], timeout))
+        while not messages and before is not None:  # a slow environment may need longer for a whole fragment
+            if not self.supervised.at_work(before):
+                names = [self.supervised.names[i] for i, asked in enumerate(self.asked) if asked]
+                raise RunFailed(no_word(names, timeout))
+            before = self.supervised.beats()
+            messages = self.supervised.messages(timeout, self._replaced)
         for _, header in messages:
             del self.asked[self.producer[header.slot]][header.slot]
             self.waiting.append(header)

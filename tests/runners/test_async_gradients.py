@@ -350,6 +350,12 @@ class Stub:
     def receive(self, timeout):
         return self.script.pop(0)
 
+    def beats(self):
+        return None
+
+    def at_work(self, before):
+        return False
+
     def send(self, worker, message):
         self.sent.append((worker.name, message))
 

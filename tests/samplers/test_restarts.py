@@ -149,6 +149,22 @@ def test_a_sampler_that_dies_or_hangs_is_replaced(typed, kind, fault, tmp_path):
     assert second[1][2] != again[0][1][2], "other seeds"
 
 
+@pytest.mark.parametrize("kind, columns", [("local", 1), ("batched", 2)])
+def test_a_fragment_of_slow_steps_may_take_longer_than_the_limit(typed, kind, columns):
+    """A fragment takes 2 s, and the limit of 0.5 s is one for silence in which no environment makes a step."""
+    words = ["algo=ppo", "env=slow_steps:SlowSteps", "algo.fragment_length=20", f"algo.batch_size={20 * columns}", "logger=[]"]
+    words += ["algo.minibatch_size=20", f"resources.inference={kind}", "resources.num_samplers=1", "resources.device=cpu"]
+    wiring = Wired(typed(*words, "resources.envs_per_sampler=1", "runner.queue_timeout_sec=0.5"))
+    sampler = wiring.sampler(0)
+    try:
+        sampler.publish(wiring.algorithm().policy, Clock())
+        fragments = sampler.take(columns)
+        assert [one.batch.reward.shape for one in fragments] == columns * [(20, 1)] and not wiring.restarts.processes
+        sampler.free(fragments)
+    finally:
+        sampler.close()
+
+
 def test_a_fragment_that_a_sampler_handed_over_before_it_died_is_taken(typed, tmp_path):
     """Samplers run ahead while the learner makes an update, and nobody reads their pipes."""
     words = ["++env.kwargs.fail_at=8", f"++env.kwargs.once={tmp_path / 'failed'}", "++env.kwargs.fault=kill"]
