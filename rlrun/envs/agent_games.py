@@ -197,8 +197,9 @@ class TupleGame:
     turns = False
 
     def __init__(self, env: gymnasium.Env, limit: int | None):
-        """limit: env steps at which a termination is the time limit, which the environment itself does not tell."""
+        """limit: env steps at which a termination is the time limit, unless the environment tells truncations itself."""
         self.env, self.limit, self.taken = env, limit, 0
+        self.tells = False  # whether it has ever told a truncation
         obs, action = env.observation_space, env.action_space
         assert isinstance(obs, gymnasium.spaces.Tuple) and isinstance(action, gymnasium.spaces.Tuple)
         self.agents = tuple(f"agent_{number}" for number in range(len(obs.spaces)))
@@ -241,7 +242,8 @@ class TupleGame:
                     " for all agents: return a bool, such as all(...) of theirs"
                 )
         self.taken += 1
-        if terminated and self.limit is not None and self.taken >= self.limit:
+        self.tells = self.tells or bool(truncated)
+        if terminated and not self.tells and self.limit is not None and self.taken >= self.limit:
             terminated, truncated = False, True
         many = len(self.agents)
         masks = masks_of_agents(info, many)

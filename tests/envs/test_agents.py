@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import compose
 from wired import Wired
+from zoo import TupleEnv
 
 from rlrun.cli import _dispatch
 from rlrun.config.run import type_config
@@ -19,7 +20,7 @@ from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import random_actions
 from rlrun.envs import names, registry
-from rlrun.envs.agent_games import make_game
+from rlrun.envs.agent_games import TupleGame, make_game
 from rlrun.ops.returns import gae
 
 SMALL = ("logger=[]", "resources=debug")
@@ -741,3 +742,21 @@ def test_a_game_that_fails_is_made_anew(fault, said):
     env.remade.allowed = False
     with pytest.raises(EnvError, match=r"env 1 .*no attribute 'nothing'"):
         env.step(random_actions(env.spec, env.rows, env.count, np.random.default_rng(0)))
+
+
+def test_a_termination_in_the_last_allowed_step_is_the_limit_unless_the_environment_tells_truncations():
+    ends = iter([(False, False), (True, False), (False, False), (False, True), (False, False), (True, False)])
+
+    class Ends(TupleEnv):
+        def step(self, action):
+            obs, reward, _, _, info = super().step(action)
+            return obs, reward, *next(ends), info
+
+    game, told = TupleGame(Ends(), 2), []
+    for _ in range(3):
+        game.reset(None)
+        acts = dict.fromkeys(game.agents, 0)
+        game.step(acts)
+        last = game.step(acts)
+        told.append((last.terminated["agent_0"], last.truncated["agent_0"]))
+    assert told == [(False, True), (False, True), (True, False)]
