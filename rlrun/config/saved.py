@@ -13,8 +13,8 @@ from typing import Any
 from rlrun.config.automatic import TABLE, observations, settled
 from rlrun.config.foreign import check_values
 from rlrun.config.paths import group_defaults, model_of, options, output_of, root
-from rlrun.config.signature import sign, signed
-from rlrun.config.types import MissingOption, load_yaml, plain, save_yaml
+from rlrun.config.signature import signed, write_signed
+from rlrun.config.types import MissingOption, load_yaml, plain, save_yaml, yaml_text
 from rlrun.config.unused import changed
 from rlrun.core.errors import UserError
 from rlrun.core.passwords import check_known, masked_values
@@ -28,9 +28,10 @@ def save_config(values: dict[str, Any], run_dir: Path, own: bool = True) -> dict
     own: whether it is signed. A config from elsewhere that nobody trusts stays one from elsewhere, because parts of it
     that were not used yet have not been checked either."""
     saved = masked_values(values)
-    save_yaml(saved, run_dir / "config.yaml")
     if own:
-        sign(run_dir / "config.yaml")
+        write_signed(run_dir / "config.yaml", yaml_text(saved))
+    else:
+        save_yaml(saved, run_dir / "config.yaml")
     return saved
 
 

@@ -7,6 +7,7 @@ have none, and rlrun/config/foreign.py checks them more strictly.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import os
@@ -29,11 +30,27 @@ def key_path() -> Path:
     return Path(folder) / "rlrun" / "signing.key"
 
 
+def write_signed(path: Path, text: str) -> None:
+    """Writes a file and its signature, such that a process that is killed meanwhile leaves a file with one.
+
+    While the file is replaced, the signature has two lines, of which one is that of the old contents and the other one
+    that of the new ones. OSError if the disk is full; the old file stays."""
+    with contextlib.suppress(RuntimeError, OSError):
+        key, data = _key(make=True), text.encode()
+        lines = [_digest(path, key)] if signed(path) else []  # never that of contents from elsewhere
+        lines.append(_digest(path, key, data))
+        write_atomically(beside(path), "\n".join(lines) + "\n")
+    write_atomically(path, text)
+    sign(path)
+
+
 def sign(path: Path) -> None:
     """Writes the signature of a file beside it. If there can be no key, a warning says so and none is written."""
     try:
         write_atomically(beside(path), _digest(path, _key(make=True)) + "\n")
     except (OSError, RuntimeError) as error:
+        if signed(path):  # it has been signed beforehand
+            return
         why = error.strerror if isinstance(error, OSError) else error
         warnings.warn(
             f"{path} is not signed ({key_path()}: {why}); if it names modules of your own, it needs --trust later",
@@ -45,8 +62,8 @@ def sign(path: Path) -> None:
 def signed(path: Path) -> bool:
     """Tells whether a file has this user's signature."""
     try:
-        given = beside(path).read_text().strip()
-        return hmac.compare_digest(given.encode(), _digest(path, _key(make=False)).encode())
+        own = _digest(path, _key(make=False)).encode()
+        return any(hmac.compare_digest(line.encode(), own) for line in beside(path).read_text().split())
     except (OSError, RuntimeError, ValueError):
         return False
 
@@ -63,9 +80,11 @@ def beside(path: Path) -> Path:
     return path.with_name(f".{path.name}{SUFFIX}")
 
 
-def _digest(path: Path, key: bytes) -> str:
+def _digest(path: Path, key: bytes, data: bytes | None = None) -> str:
+    """The signature of a file, with these contents or those that it has."""
     # The file's name is part of what is signed, so that a signature of one kind of file does not fit another.
-    return hmac.new(key, path.name.encode() + b"\0" + path.read_bytes(), hashlib.sha256).hexdigest()
+    data = path.read_bytes() if data is None else data
+    return hmac.new(key, path.name.encode() + b"\0" + data, hashlib.sha256).hexdigest()
 
 
 def _key(make: bool) -> bytes:

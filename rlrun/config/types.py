@@ -280,11 +280,16 @@ def _aliases(text: str) -> int:
     return sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader))
 
 
+def yaml_text(values: dict) -> str:
+    """The values as a YAML file has them."""
+    return OmegaConf.to_yaml(OmegaConf.create(values))
+
+
 def save_yaml(values: dict, path: Path) -> None:
     """Writes the values. On a disk that is full, the old file stays as it is."""
     from rlrun.core.checkpoint import write_atomically
 
-    write_atomically(path, OmegaConf.to_yaml(OmegaConf.create(values)))
+    write_atomically(path, yaml_text(values))
 
 
 def parse_assignments(words: list[str]) -> dict[str, Any]:

@@ -197,7 +197,7 @@ class TupleGame:
     turns = False
 
     def __init__(self, env: gymnasium.Env, limit: int | None):
-        """limit: env steps at which a termination is the time limit, unless the environment tells truncations itself."""
+        """limit: env steps at which a termination is the time limit, unless the environment tells truncations."""
         self.env, self.limit, self.taken = env, limit, 0
         self.tells = False  # whether it has ever told a truncation
         obs, action = env.observation_space, env.action_space

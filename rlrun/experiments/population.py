@@ -25,7 +25,7 @@ import numpy as np
 
 from rlrun.config.foreign import check_values
 from rlrun.config.saved import save_config
-from rlrun.config.signature import sign, signed
+from rlrun.config.signature import signed, write_signed
 from rlrun.config.types import load_yaml
 from rlrun.config.unused import flattened
 from rlrun.config.words import word
@@ -315,8 +315,7 @@ class PopulationTraining:
             "pending": self.pending,
             "rng": self.rng.bit_generator.state,
         }
-        write_atomically(self.state, json.dumps(said, indent=1) + "\n")
-        sign(self.state)
+        write_signed(self.state, json.dumps(said, indent=1) + "\n")
 
     def _load(self) -> None:
         if not signed(self.state):

@@ -12,8 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlrun.config.signature import sign, signed
-from rlrun.core.checkpoint import write_atomically
+from rlrun.config.signature import signed, write_signed
 from rlrun.core.errors import UserError, check_name
 from rlrun.core.passwords import check_known, masked, masked_values, whole
 from rlrun.core.plugins import TRUST
@@ -73,8 +72,7 @@ def write(
 
 
 def _write(folder: Path, said: dict[str, Any]) -> None:
-    write_atomically(folder / "sweep.json", json.dumps(said, indent=1) + "\n")
-    sign(folder / "sweep.json")
+    write_signed(folder / "sweep.json", json.dumps(said, indent=1) + "\n")
 
 
 def job_in(folder: Path, name: str, words: Sequence[str]) -> TrainingJob:

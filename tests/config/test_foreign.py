@@ -1,5 +1,6 @@
 """Nothing that rlrun reads may run code: each attack is made, answered with a sentence, and has left nothing behind."""
 
+import contextlib
 import json
 import shutil
 import subprocess
@@ -421,6 +422,29 @@ def test_the_key_is_the_users_own():
     signature.key_path().chmod(0o600)
     Path("a.txt").write_text("b")
     assert not signature.signed(Path("a.txt"))
+
+
+@pytest.mark.parametrize("after", range(4))
+def test_a_kill_at_any_write_leaves_a_signed_file_and_signs_nothing_from_elsewhere(after, monkeypatch):
+    place, real, made = Path("a.txt"), signature.write_atomically, []
+
+    def write(path, text, folder=None):
+        if len(made) == after:
+            raise KeyboardInterrupt
+        made.append(path)
+        real(path, text, folder)
+
+    for foreign in (False, True):
+        place.write_text("old")
+        signature.beside(place).unlink(missing_ok=True)
+        if not foreign:
+            signature.sign(place)
+        made.clear()
+        with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+            patch.setattr(signature, "write_atomically", write)
+            signature.write_signed(place, "new")
+        assert place.read_text() == ("new" if after >= 2 else "old")
+        assert signature.signed(place) == (after >= 2 or not foreign)
 
 
 def test_a_sweep_from_elsewhere_needs_trust():
