@@ -5,6 +5,7 @@ A job that fails, hangs or is killed never stops the others.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from rlrun.config.words import quoted
-from rlrun.core.errors import UserError
+from rlrun.core.errors import UserError, explained
 from rlrun.core.outputs import announce, tell, to_nowhere
 from rlrun.core.run_lock import held, holder
 from rlrun.experiments.job_parent import PARENT
@@ -38,6 +39,7 @@ from rlrun.machine.machine import SHARE
 POLL_SEC = 0.2
 LOOK_SEC = 2.0  # seconds between two looks at a job's progress
 GRACE_SEC = 180.0  # seconds that a job gets to save and end before it is killed
+RETRY_SEC, MOST_REFUSED = 10.0, 30  # a start that failed is tried again after so long, so often in a row
 
 
 class Supply(Protocol):
@@ -139,11 +141,12 @@ class _Running:
     asked: float | None = None  # time at which it was asked to end
     pruned: bool = False
     too_long: bool = False
+    killed: bool = False
 
 
 @dataclass
 class _Waiting:
-    """A job whose directory another process uses."""
+    """A job whose directory another process uses, or that could not be started."""
 
     job: TrainingJob
     end: float  # time at which it is given up
@@ -175,6 +178,7 @@ class Pool:
         self.running: list[_Running] = []
         self.waiting: list[_Waiting] = []
         self.signal: int | None = None
+        self.refused, self.not_before = 0, 0.0  # starts that failed in a row, and the time of the next one
         self.terminals: list[int] = []  # outputs that a person reads
         self.again = False
 
@@ -189,7 +193,7 @@ class Pool:
             while True:
                 for one in list(self.running):
                     self._watch(one, supply)
-                while self.free and not self.interrupted and (job := self._next(supply)) is not None:
+                while self._may_start() and (job := self._next(supply)) is not None:
                     self._start(job)
                 if not self.running and (self.interrupted or not self.waiting):
                     break
@@ -204,6 +208,9 @@ class Pool:
             announce("")  # no job goes on
             self.view.close(self.outcomes)
         return self.outcomes
+
+    def _may_start(self) -> bool:
+        return bool(self.free) and not self.interrupted and time.monotonic() >= self.not_before
 
     def _listen(self) -> dict[int, Any]:
         """Answers Ctrl-C, SIGTERM and SIGHUP from now on, and returns what has answered them before. In other threads
@@ -282,7 +289,20 @@ class Pool:
         outcome.row = last_row(job.run_dir) or {}  # the rows of a run that begins anew are gone
         job.log.parent.mkdir(parents=True, exist_ok=True)
         before = version(job.run_dir)
-        self.running.append(_Running(outcome, self.starter(job, place), place, before))
+        try:
+            process = self.starter(job, place)
+        except Exception as error:  # a scheduler that takes no job now, or a machine without memory for a process
+            self.free.append(place)
+            self.refused += 1
+            if self.refused > MOST_REFUSED:
+                raise
+            tell(f"  {job.name} could not be started and is tried again: {explained(error)}")
+            self.not_before = time.monotonic() + RETRY_SEC
+            outcome.status = "INTERRUPTED"
+            self.waiting.append(_Waiting(job, math.inf))
+            return
+        self.refused = 0
+        self.running.append(_Running(outcome, process, place, before))
 
     def _watch(self, one: _Running, supply: Supply) -> None:
         now, outcome, code = time.monotonic(), one.outcome, one.process.poll()
@@ -314,7 +334,8 @@ class Pool:
         if one.asked is None and (one.pruned or one.too_long or self.interrupted):
             one.asked = now
             one.process.send_signal(signal.SIGTERM)
-        if one.asked is not None and (self.again or now - one.asked > GRACE_SEC):
+        if one.asked is not None and not one.killed and (self.again or now - one.asked > GRACE_SEC):
+            one.killed = True
             one.process.kill()
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from rlrun.config.words import quoted
 from rlrun.core.errors import UserError
-from rlrun.experiments import job_parent
+from rlrun.experiments import job_parent, jobs
 from rlrun.experiments.cluster import Queue, run_logged
 from rlrun.experiments.jobs import Fixed, Here, Pool, command_of
 from rlrun.experiments.outcomes import LOST, Outcome, TrainingJob, checkpoints, last_row, settle
@@ -51,6 +51,26 @@ def job(folder, name, sleep=0.0, code=0):
     return TrainingJob(
         name=name, words=(str(sleep), str(code)), run_dir=folder / name, log=folder / "logs" / f"{name}.log"
     )
+
+
+def test_a_start_that_fails_is_tried_again_and_ends_no_other_job(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(jobs, "RETRY_SEC", 0.1)
+    here, tried = Here(launch), []
+
+    def starter(one, place):
+        tried.append(one.name)
+        if tried.count("b") in (1, 2) and one.name == "b":
+            raise RuntimeError("sbatch: error: unable to accept job")
+        return here(one, place)
+
+    two, place = [job(tmp_path, "a", sleep=1.0), job(tmp_path, "b")], Place(tuple(os.sched_getaffinity(0)), None)
+    made = Pool([place] * 2, Quiet(), starter=starter).run(Fixed(two))
+    assert [one.status for one in made] == ["COMPLETED"] * 2 and tried == ["a", "b", "b", "b"]
+    assert capsys.readouterr().out.count("b could not be started and is tried again: RuntimeError: sbatch: error") == 2
+    monkeypatch.setattr(jobs, "MOST_REFUSED", 1)
+    tried.clear()
+    with pytest.raises(RuntimeError, match="unable to accept"):
+        Pool([place], Quiet(), starter=starter).run(Fixed([job(tmp_path / "again", "b")]))
 
 
 def launch(one):
