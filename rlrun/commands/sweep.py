@@ -274,12 +274,12 @@ def new_folder(root: Path) -> Path:
 
 def resume(folder: Path, flags: dict[str, Any]) -> int:
     from rlrun.config.saved import refuse_links
-    from rlrun.config.signature import signed
+    from rlrun.config.signature import in_place
     from rlrun.experiments.record import held, read
 
     if not (folder / "sweep.json").is_file():
         raise UserError(f"{folder} is not the directory of a sweep: it has no sweep.json")
-    if not signed(folder / "sweep.json"):
+    if not flags["--trust"] and not in_place(folder / "sweep.json"):
         refuse_links(folder)
     read(folder, flags["--trust"])  # before anything is written there
     with held(folder):

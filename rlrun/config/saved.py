@@ -13,7 +13,7 @@ from typing import Any
 from rlrun.config.automatic import TABLE, observations, settled
 from rlrun.config.foreign import check_values
 from rlrun.config.paths import group_defaults, model_of, options, output_of, root
-from rlrun.config.signature import signed, write_signed
+from rlrun.config.signature import in_place, signed, write_signed
 from rlrun.config.types import MissingOption, load_yaml, plain, save_yaml, yaml_text
 from rlrun.config.unused import changed
 from rlrun.core.errors import UserError
@@ -52,10 +52,11 @@ def saved_config(run_dir: Path, trusted: bool = False, unused: Collection[str] =
     check_run_config(values, path)
     check_known(values, str(path))
     own = trusted or signed(path)
+    if not trusted and not in_place(path):
+        refuse_links(run_dir)
     if own:
         allow(values)
     else:
-        refuse_links(run_dir)
         values["runs_root"] = str(run_dir.resolve().parent)  # the file may not choose where results are written
         values["run_dir"] = str(run_dir)
     check_values(values, str(path), own, places=("directory", "uri", "record", "address"), unused=unused)
@@ -71,11 +72,14 @@ def saved_config(run_dir: Path, trusted: bool = False, unused: Collection[str] =
 
 
 def refuse_links(folder: Path) -> None:
-    """Raises UserError if a folder from elsewhere has symbolic links, because files outside would be overwritten."""
+    """Raises UserError if a folder from elsewhere, or a copy, has symbolic links, because files outside would be
+    overwritten."""
     for place, folders, files in os.walk(folder):
         for name in (*folders, *files):
             if (Path(place) / name).is_symlink():
-                raise UserError(f"{Path(place) / name} is a symbolic link, and {folder} was not made here: remove it")
+                raise UserError(
+                    f"{Path(place) / name} is a symbolic link, and {folder} was not made here, or is a copy: remove it"
+                )
 
 
 # Options that once existed with every choice of their group, and that did nothing with these choices, with the values

@@ -1,8 +1,8 @@
 """Signs the files from which runs are started again, so that rlrun knows those that were made here.
 
 `config.yaml` and `sweep.json` name modules and commands, and resume, evaluate and export run them. Each has a signature
-beside it: an HMAC-SHA256 (RFC 2104) of its contents with a key that only this user can read. Directories from elsewhere
-have none, and rlrun/config/foreign.py checks them more strictly.
+beside it: an HMAC-SHA256 (RFC 2104) of its contents, and one of its folder, with a key that only this user can read.
+Directories from elsewhere have none, and rlrun/config/foreign.py checks them more strictly.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import secrets
 import tempfile
 import warnings
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def write_signed(path: Path, text: str) -> None:
     with contextlib.suppress(RuntimeError, OSError):
         key, data = _key(make=True), text.encode()
         lines = [_digest(path, key)] if signed(path) else []  # never that of contents from elsewhere
-        lines.append(_digest(path, key, data))
+        lines += [_digest(path, key, data), _place(path, key)]
         write_atomically(beside(path), "\n".join(lines) + "\n")
     write_atomically(path, text)
     sign(path)
@@ -47,7 +48,8 @@ def write_signed(path: Path, text: str) -> None:
 def sign(path: Path) -> None:
     """Writes the signature of a file beside it. If there can be no key, a warning says so and none is written."""
     try:
-        write_atomically(beside(path), _digest(path, _key(make=True)) + "\n")
+        key = _key(make=True)
+        write_atomically(beside(path), f"{_digest(path, key)}\n{_place(path, key)}\n")
     except (OSError, RuntimeError) as error:
         if signed(path):  # it has been signed beforehand
             return
@@ -61,11 +63,13 @@ def sign(path: Path) -> None:
 
 def signed(path: Path) -> bool:
     """Tells whether a file has this user's signature."""
-    try:
-        own = _digest(path, _key(make=False)).encode()
-        return any(hmac.compare_digest(line.encode(), own) for line in beside(path).read_text().split())
-    except (OSError, RuntimeError, ValueError):
-        return False
+    return _holds(path, _digest)
+
+
+def in_place(path: Path) -> bool:
+    """Tells whether a file has this user's signature and its folder is the one in which it was signed, or that one
+    under another name. A copy is another folder: whoever had it may have put symbolic links into it."""
+    return _holds(path, _digest) and _holds(path, _place)
 
 
 def guarded(run_dir: Path, trusted: bool = False) -> AbstractContextManager[None]:
@@ -73,6 +77,14 @@ def guarded(run_dir: Path, trusted: bool = False) -> AbstractContextManager[None
     user does not trust it. Around a run that was made here it changes nothing, because that may name the user's own
     modules, also in a program that is not the command."""
     return nullcontext() if trusted or signed(run_dir / "config.yaml") else only_installed()
+
+
+def _holds(path: Path, line: Callable[[Path, bytes], str]) -> bool:
+    try:
+        own = line(path, _key(make=False)).encode()
+        return any(hmac.compare_digest(one.encode(), own) for one in beside(path).read_text().split())
+    except (OSError, RuntimeError, ValueError):
+        return False
 
 
 def beside(path: Path) -> Path:
@@ -85,6 +97,12 @@ def _digest(path: Path, key: bytes, data: bytes | None = None) -> str:
     # The file's name is part of what is signed, so that a signature of one kind of file does not fit another.
     data = path.read_bytes() if data is None else data
     return hmac.new(key, path.name.encode() + b"\0" + data, hashlib.sha256).hexdigest()
+
+
+def _place(path: Path, key: bytes) -> str:
+    """The signature of a file's folder, by the number that its file system has given it."""
+    at = path.absolute().parent.stat()
+    return hmac.new(key, f"place\0{path.name}\0{at.st_dev}:{at.st_ino}".encode(), hashlib.sha256).hexdigest()
 
 
 def _key(make: bool) -> bytes:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlrun.config.saved import refuse_links
-from rlrun.config.signature import signed
+from rlrun.config.signature import in_place
 from rlrun.config.types import load_yaml
 from rlrun.core.errors import UserError, closest
 from rlrun.core.saved_files import check_run_config
@@ -117,7 +117,7 @@ def find(places: Sequence[str]) -> list[SavedRun]:
         if not runs:
             raise UserError(f"{place} contains no run: a run directory has config.yaml and progress.jsonl")
         for one in runs:
-            if not signed(one / "config.yaml"):
+            if not in_place(one / "config.yaml"):
                 refuse_links(one)  # what is drawn is written there, and a report contains what lies there
             found.setdefault(one.resolve(), SavedRun(one))
     return list(found.values())

@@ -27,6 +27,7 @@ from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.errors import Notice, UserError
 from rlrun.core.plugins import installed, modules_in
 from rlrun.envs.registry import make_spec
+from rlrun.experiments.runs import find
 from rlrun.experiments.view import text_table
 from rlrun.runtime.given_weights import _class_of
 from rlrun.runtime.played_env import environment_of
@@ -445,6 +446,24 @@ def test_a_kill_at_any_write_leaves_a_signed_file_and_signs_nothing_from_elsewhe
             signature.write_signed(place, "new")
         assert place.read_text() == ("new" if after >= 2 else "old")
         assert signature.signed(place) == (after >= 2 or not foreign)
+
+
+def test_links_in_a_copy_of_a_run_are_refused_and_those_in_the_run_itself_are_not():
+    assert _dispatch(["train", *RUN, "run_dir=run"]) == 0
+    Path("elsewhere.jsonl").write_text("")
+    shutil.copytree("run", "copy")
+    Path("run").rename("moved")
+    for run, rows in (("moved", Path("moved/rows")), ("copy", Path("copy/rows"))):
+        rows.symlink_to(Path("elsewhere.jsonl").absolute())
+        assert signature.signed(Path(run) / "config.yaml")
+    saved_config(Path("moved"))
+    assert [run.path for run in find(["moved"])] == [Path("moved")]
+    for refused in (lambda: saved_config(Path("copy")), lambda: find(["copy"])):
+        with pytest.raises(UserError, match=r"copy/rows is a symbolic link, and copy .* is a copy"):
+            refused()
+    saved_config(Path("copy"), trusted=True)
+    Path("copy/rows").unlink()
+    saved_config(Path("copy"))
 
 
 def test_a_sweep_from_elsewhere_needs_trust():
