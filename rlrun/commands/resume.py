@@ -244,7 +244,7 @@ def change(values: dict[str, Any], key: str, value: Any) -> None:
 def move_data(values: dict[str, Any], path: Any) -> None:
     """Says where the data of a run are now. That they are the same data is checked when they are read
     (datasets/shelf.py). UserError for a run without data, and for other numbers or shares of data sets."""
-    from rlrun.commands.train import absolute_data
+    from rlrun.datasets.options import absolute_data
 
     before = (values.get("data") or {}).get("path")
     if before is None:

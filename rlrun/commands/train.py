@@ -183,6 +183,7 @@ def start(
 def use_absolute_paths(values: dict[str, Any]) -> None:
     """Makes the paths absolute that a run reads data from or writes to outside its directory, so that it can be resumed
     from another directory."""
+    from rlrun.datasets.options import absolute_data
     from rlrun.loggers.mlflow import absolute_address
 
     replay, mlflow = values.get("replay") or {}, (values.get("logger") or {}).get("mlflow") or {}
@@ -193,14 +194,6 @@ def use_absolute_paths(values: dict[str, Any]) -> None:
         values["data"]["path"] = absolute_data(data)
     if mlflow:
         mlflow["uri"] = absolute_address(mlflow["uri"])
-
-
-def absolute_data(path: str | dict[str, float]) -> str | dict[str, float]:
-    """data.path with the folders and files that are there as absolute paths. Patterns and names of Minari sets stay as
-    they are."""
-    if isinstance(path, dict):
-        return {str(absolute_data(place)): share for place, share in path.items()}
-    return str(Path(path).resolve()) if Path(path).exists() else path
 
 
 def capacity_is_auto(values: dict[str, Any]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from rlrun.core.conditions import REWARDED, UNITS, OnlyFor, OnlyWith
@@ -40,3 +41,11 @@ class DataConfig:
         if self.path is None:
             return {}
         return dict(self.path) if isinstance(self.path, dict) else {self.path: 1.0}
+
+
+def absolute_data(path: str | dict[str, float]) -> str | dict[str, float]:
+    """data.path with the folders and files that are there as absolute paths. Patterns and names of Minari sets stay as
+    they are."""
+    if isinstance(path, dict):
+        return {str(absolute_data(place)): share for place, share in path.items()}
+    return str(Path(path).resolve()) if Path(path).exists() else path
