@@ -16,7 +16,7 @@ from rlrun.core.awake import awake
 from rlrun.core.errors import RunFailed
 from rlrun.core.pulse import ACTIVITY, RESET, ROWS, SINCE, STARTING, STEP, Limits, Pulses
 from rlrun.core.restarts import PROCESS_REPEATS, Repeated, Restarts
-from rlrun.dataflow.workers import READY, Worker, Workers
+from rlrun.dataflow.workers import READY, Worker, Workers, no_word
 
 LOOK_SEC = 0.5  # seconds between two looks at the pulses
 FIRST_PAUSE_SEC, LONGEST_PAUSE_SEC = 2.0, 60.0  # before a process that died at once is replaced again
@@ -78,6 +78,24 @@ class Supervised:
             messages = [(worker, message) for worker, message in messages if message != READY]
             if messages or (left == 0.0 and not self.gone):
                 return messages
+
+    def next_messages(
+        self,
+        timeout: float,
+        replaced: Callable[[int, Worker, Worker], None],
+        asked: Callable[[], list[str]] | None = None,
+    ) -> list[tuple[Worker, Any]]:
+        """Returns messages() as soon as there are some, however long a slow environment takes for one. Raises RunFailed
+        after `timeout` seconds in which no process was at work.
+
+        asked: the names of those that owe a message, for the error; None: all."""
+        while True:
+            before = self.beats()
+            messages = self.messages(timeout, replaced)
+            if messages:
+                return messages
+            if not self.at_work(before):
+                raise RunFailed(no_word(self.names if asked is None else asked(), timeout))
 
     def beats(self) -> Tensor:
         """What every process has done so far [P, 2]: its steps, and when it began what it is doing."""

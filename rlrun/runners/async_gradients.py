@@ -198,13 +198,7 @@ class _Crew(Unsaved):
     def receive(self) -> list[GradientReport]:
         """Returns the reports that have arrived; waits for at least one."""
         if not self.waiting:
-            before = self.supervised.beats()
-            self.waiting = [message for _, message in self._messages(self.timeout_sec)]
-            while not self.waiting:  # slow environments may need longer for a gradient's rows
-                if not self.supervised.at_work(before):
-                    raise RunFailed(no_word(self.supervised.names, self.timeout_sec))
-                before = self.supervised.beats()
-                self.waiting = [message for _, message in self._messages(self.timeout_sec)]
+            self.waiting = [message for _, message in self.supervised.next_messages(self.timeout_sec, self._replaced)]
         reports, self.waiting = self.waiting, []
         return reports
 

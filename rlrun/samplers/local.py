@@ -13,7 +13,6 @@ from multiprocessing.connection import Connection
 from typing import NamedTuple
 
 from rlrun.core.batch import RowSpec
-from rlrun.core.errors import RunFailed
 from rlrun.core.policy import Policy
 from rlrun.core.pulse import WAITING, Pulses, watch
 from rlrun.core.restarts import Restarts
@@ -21,7 +20,7 @@ from rlrun.core.schedule import Clock
 from rlrun.dataflow.slots import Fragment, Header, Slots
 from rlrun.dataflow.stores import FragmentStore, Key, WeightStore
 from rlrun.dataflow.weights import WeightBus
-from rlrun.dataflow.workers import READY, Worker, at_end, no_word
+from rlrun.dataflow.workers import READY, Worker, at_end
 from rlrun.samplers.collector import Collector
 from rlrun.samplers.processes import ProcessSampler, SamplerPlan
 
@@ -141,17 +140,17 @@ class LocalSampler(ProcessSampler):
         return [Fragment(header, self.views[header.slot]) for header in (self.waiting.popleft() for _ in range(count))]
 
     def _receive(self, timeout: float) -> None:
-        before = self.supervised.beats() if timeout > 0 else None
-        messages = self.supervised.messages(timeout, self._replaced)
-        while not messages and before is not None:  # a slow environment may need longer for a whole fragment
-            if not self.supervised.at_work(before):
-                names = [self.supervised.names[i] for i, asked in enumerate(self.asked) if asked]
-                raise RunFailed(no_word(names, timeout))
-            before = self.supervised.beats()
-            messages = self.supervised.messages(timeout, self._replaced)
+        if timeout > 0:
+            messages = self.supervised.next_messages(timeout, self._replaced, self._owing)
+        else:
+            messages = self.supervised.messages(0.0, self._replaced)
         for _, header in messages:
             del self.asked[self.producer[header.slot]][header.slot]
             self.waiting.append(header)
+
+    def _owing(self) -> list[str]:
+        """The names of the samplers that have a slot to fill."""
+        return [self.supervised.names[number] for number, asked in enumerate(self.asked) if asked]
 
     def check(self) -> None:
         self._receive(0.0)
