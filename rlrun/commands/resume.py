@@ -267,7 +267,7 @@ def check_data(path: Path, values: dict[str, Any]) -> None:
     for place in places if isinstance(places, dict) else [places]:
         if not is_there(place):
             raise UserError(
-                f"the data of this run are no longer at {place}; say where they are now: rlrun resume"
+                f"there are no data at {place}; say where those of this run are: rlrun resume"
                 f" {shlex.quote(str(path))} data.path=DIR"
             )
 

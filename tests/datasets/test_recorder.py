@@ -309,8 +309,9 @@ def test_a_run_goes_on_with_data_that_were_moved_and_with_no_others(recorded, tm
     monkeypatch.chdir(elsewhere)
     assert resume([run, "env_steps=4000"]) == 0, "relative paths are those of the first command"
     (tmp_path / "set").rename(elsewhere / "moved")
-    with pytest.raises(UserError, match=r"are no longer at .*set; say where they are now: rlrun resume .* data.path="):
-        resume([run, "env_steps=6000"])
+    for typed in ([], ["data.path=movde"]):
+        with pytest.raises(UserError, match=r"no data at .*; say where those of this run are: rlrun resume .* data.path="):
+            resume([run, "env_steps=6000", *typed])
     assert resume([run, "env_steps=6000", "data.path=moved"]) == 0
     assert resume([run, "env_steps=8000"]) == 0
     with pytest.raises(UserError, match="with the same shares"):
