@@ -831,7 +831,7 @@ def test_no_option_of_a_run_is_left_out():
 # -- options of the machine --------------------------------------------------------------------------------------------
 
 # A machine with a GPU, which a plan can be made for anywhere.
-WITH_GPU = Machine(cores=2, gpus=("H100", "H100"), gpu_memory=(2**36, 2**36), env_step_sec=lambda make_env, count: 1e-3)
+WITH_GPU = Machine(cores=2, gpus=("H100", "H100"), gpu_free=lambda index: 2**36, env_step_sec=lambda make_env, count: 1e-3)
 RUNNERS = {
     "on_policy": "ppo",
     "actor_learner": "impala",
@@ -877,7 +877,7 @@ def test_options_of_the_machine_change_the_layout(runner):
             continue  # several learners have plain updates, and evolution has no gradients
         machine = WITH_GPU
         if option in ("compile", "learner_threads", "precision", "tapes"):
-            machine = dataclasses.replace(WITH_GPU, gpus=(), gpu_memory=())
+            machine = dataclasses.replace(WITH_GPU, gpus=())
         before, refused = laid_out(values, machine), []
         for value in others_:
             try:

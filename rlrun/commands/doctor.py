@@ -116,8 +116,12 @@ def show_processors() -> None:
         print(f"gpu         none visible (torch {torch.__version__}, built {built})")
         return
     for index in range(torch.cuda.device_count()):
-        free, total = (size / 2**30 for size in torch.cuda.mem_get_info(index))
-        print(f"gpu {index}       {torch.cuda.get_device_name(index)}, {free:.1f} of {total:.1f} GiB free")
+        name = torch.cuda.get_device_name(index)
+        try:
+            free, total = (size / 2**30 for size in torch.cuda.mem_get_info(index))
+            print(f"gpu {index}       {name}, {free:.1f} of {total:.1f} GiB free")
+        except RuntimeError as error:  # it is full, or another process has it for itself
+            print(f"gpu {index}       {name}, does not answer: {str(error).splitlines()[0]}")
 
 
 def show_shared_memory(shm: Path = Path("/dev/shm")) -> list[str]:

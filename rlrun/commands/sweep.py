@@ -351,23 +351,23 @@ def supply_of(record: Any, folder: Path, todo: Sequence[Any], plans: bool) -> An
 @contextlib.contextmanager
 def started(flags: dict[str, Any], folder: Path, cwd: str) -> Iterator[tuple[Starter, list[Place]]]:
     """What starts the jobs of a sweep, and the places where they run."""
-    here = cwd if Path(cwd).is_dir() else None
+    cwd = cwd if Path(cwd).is_dir() else str(Path.cwd())
     given = flags["--queue"]
     if flags["--cluster"] == "ray":
         from rlrun.experiments.cluster import words
         from rlrun.experiments.ray_queue import RayQueue
 
-        with contextlib.closing(RayQueue(words(given) if given else {}, here or str(Path.cwd()))) as queue:
+        with contextlib.closing(RayQueue(words(given) if given else {}, cwd)) as queue:
             yield queue, queue.slots(flags["--jobs"])
     elif flags["--cluster"]:
         from rlrun.experiments.cluster import Queue, parse, slots
 
-        yield Queue(flags["--cluster"], parse(given) if given else {}, folder), slots(flags["--jobs"])
+        yield Queue(flags["--cluster"], parse(given) if given else {}, folder, cwd), slots(flags["--jobs"])
     else:
         from rlrun.experiments.jobs import Here
         from rlrun.experiments.places import places
 
-        yield Here(cwd=here), places(flags["--jobs"])
+        yield Here(cwd=cwd), places(flags["--jobs"])
 
 
 def work(folder: Path, flags: dict[str, Any]) -> int:

@@ -1,27 +1,33 @@
 """Runs jobs through a cluster's queue with submitit: SLURM's, or, to try it, processes on this machine. Those of a Ray
 cluster are in ray_queue.py.
 
-A job is the same command as on one machine, on a file system that all machines share. submitit passes its own function
-to the job as a pickle that it has just written; rlrun itself loads nothing from a pickle.
+A job is the same command as on one machine, on a file system that all machines share; submitit_job.py has the job's
+side. submitit passes its own function to the job as a pickle that it has just written, and the exit code back; rlrun
+itself loads nothing from a pickle.
 """
 
 from __future__ import annotations
 
-import os
+import getpass
 import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rlrun.core.errors import UserError, closest
 from rlrun.core.installing import install_line
-from rlrun.experiments.job_parent import PARENT
-from rlrun.experiments.jobs import command_of
+from rlrun.core.outputs import tell
 from rlrun.experiments.outcomes import LOST, TrainingJob
 from rlrun.experiments.places import Place
+from rlrun.experiments.submitit_job import SubmittedJob
 
 CLUSTERS = ("slurm", "ray", "local")
 # These are submitit's own parameters; all others are SLURM's.
 PLAIN = ("timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "nodes", "tasks_per_node", "name")
+RESTARTS = "slurm_max_num_timeout"  # how often SLURM runs a job again whose time was over; 3 without it
+LIST_SEC = 30.0  # seconds between two questions which jobs SLURM has
+GONE_SEC = 90.0  # a job that SLURM has not had for so long, and that has left no exit code, is lost
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -43,16 +49,6 @@ def words(text: str) -> dict[str, Any]:
     return made
 
 
-def run_logged(command: list[str], log: str) -> int:
-    """Runs a command in the queue's process, appends its output to the log, and returns its exit code."""
-    Path(log).touch()  # the sweep sees from it that the job has begun
-    environment = {**os.environ, PARENT: str(os.getpid())}
-    with Path(log).open("ab") as file:
-        return subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=environment
-        ).returncode
-
-
 def check(cluster: str) -> None:
     """Raises UserError where there is no such --cluster."""
     if cluster not in CLUSTERS:
@@ -70,12 +66,40 @@ def changed(log: Path) -> int | None:
         return None
 
 
+def squeue() -> set[str]:
+    """The ids of this user's jobs that wait in SLURM's queue or run. Raises OSError or SubprocessError."""
+    command = ["squeue", "--noheader", "--format=%A", f"--user={getpass.getuser()}"]
+    return set(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split())
+
+
+class Listing:
+    """Says which jobs SLURM has, and asks it every LIST_SEC. submitit asks sacct, which needs a database of jobs that
+    not every cluster has."""
+
+    def __init__(self, ask: Callable[[], set[str]] = squeue):
+        self.ask, self.ids, self.asked = ask, set[str](), -LIST_SEC
+        self.answered = False
+
+    def has(self, one: str) -> bool:
+        """Whether SLURM has a job, or does not answer."""
+        if time.monotonic() - self.asked >= LIST_SEC:
+            self.asked, self.answered = time.monotonic(), False
+            try:
+                self.ids, self.answered = self.ask(), True
+            except (OSError, subprocess.SubprocessError):  # its controller is restarted, or busy
+                pass
+        return not self.answered or one in self.ids
+
+
 class Queued:
     """A job in the queue, with the methods of a process."""
 
-    def __init__(self, handle: Any, log: Path, before: int | None):
-        """before: when the log was changed last, as changed() says it, before the job was handed to the queue."""
-        self.handle, self.log, self.before = handle, log, before
+    def __init__(self, handle: Any, log: Path, before: int | None, listing: Listing | None = None):
+        """before: when the log was changed last, as changed() says it, before the job was handed to the queue.
+
+        listing: which jobs SLURM has; None where submitit itself knows whether the job goes on."""
+        self.handle, self.log, self.before, self.listing = handle, log, before, listing
+        self.gone: float | None = None  # since when SLURM does not have it
 
     @property
     def begun(self) -> bool:
@@ -83,7 +107,15 @@ class Queued:
         return changed(self.log) != self.before
 
     def poll(self) -> int | None:
-        return self.wait() if self.handle.done() else None
+        if self.listing is None:
+            return self._code() if self.handle.done() else None
+        if self.handle.paths.result_pickle.exists():
+            return self._code()
+        if self.listing.has(self.handle.job_id):
+            self.gone = None
+            return None
+        self.gone = self.gone or time.monotonic()
+        return LOST if time.monotonic() - self.gone > GONE_SEC else None
 
     def send_signal(self, number: int) -> None:
         self.handle.cancel(check=False)  # SIGTERM, which a run answers with a checkpoint
@@ -93,6 +125,11 @@ class Queued:
 
     def wait(self) -> int:
         """The job's exit code, or LOST where the queue lost the job or ended it."""
+        while (code := self.poll()) is None:
+            time.sleep(1.0)
+        return code
+
+    def _code(self) -> int:
         try:
             return int(self.handle.result())
         except Exception:  # submitit has its own exceptions: the job was cancelled, preempted or out of memory
@@ -102,21 +139,44 @@ class Queued:
 class Queue:
     """Starts jobs through submitit."""
 
-    def __init__(self, cluster: str, options: dict[str, Any], folder: Path):
+    def __init__(self, cluster: str, options: dict[str, Any], folder: Path, cwd: str):
+        """folder: the sweep's. cwd: the one in which the sweep was begun, and its jobs run. Jobs of an earlier session of this sweep, which was killed, are cancelled."""
         try:
             import submitit
         except ImportError:
             raise UserError(f"--cluster needs submitit: {install_line('slurm')}") from None
+        if cluster == "slurm" and not {"timeout_min", "slurm_time"} & options.keys():
+            raise UserError(
+                "--cluster slurm needs --queue timeout_min=MINUTES, after which SLURM ends a job: submitit would say 5"
+            )
+        self.cwd = cwd
+        fixed = {key: options[key] for key in (RESTARTS,) if key in options}
+        self.listing = Listing() if cluster == "slurm" else None
         try:
-            self.executor = submitit.AutoExecutor(folder=folder / "queue", cluster=cluster)
-            self.executor.update_parameters(**options)
+            self.executor = submitit.AutoExecutor(folder=folder / "queue", cluster=cluster, **fixed)
+            self.executor.update_parameters(**{key: value for key, value in options.items() if key not in fixed})
         except Exception as error:  # RuntimeError where srun is missing, NameError for an unknown option
             raise UserError(f"--cluster {cluster}: {(str(error).splitlines() or [type(error).__name__])[0]}") from None
+        if self.listing is not None:
+            cancel(still_queued(folder / "queue", self.listing))
 
     def __call__(self, job: TrainingJob, place: Place) -> Queued:
         log = job.log.resolve()
         before = changed(log)
-        return Queued(self.executor.submit(run_logged, command_of(job), str(log)), log, before)
+        return Queued(self.executor.submit(SubmittedJob(job, self.cwd)), log, before, self.listing)
+
+
+def still_queued(folder: Path, listing: Listing) -> list[str]:
+    """The ids of the jobs that an earlier session of a sweep has submitted and that SLURM still has."""
+    submitted = {path.name.removesuffix("_submitted.pkl") for path in folder.glob("*_submitted.pkl")}
+    return sorted(one for one in submitted if listing.has(one) and listing.answered)
+
+
+def cancel(ids: list[str]) -> None:
+    """Cancels jobs. Those that run save a checkpoint first."""
+    if ids:
+        tell(f"jobs of an earlier session are cancelled, and go on from their checkpoints: {', '.join(ids)}")
+        subprocess.run(["scancel", *ids], check=False, capture_output=True)
 
 
 def slots(count: int | None) -> list[Place]:

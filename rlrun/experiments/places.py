@@ -17,6 +17,7 @@ class Place(NamedTuple):
     gpu: str | None  # the job's CUDA_VISIBLE_DEVICES; None leaves that variable as it is
     # How many of these cores the job may use, where other jobs run on the same ones. None: all.
     share: int | None = None
+    beside: int = 1  # number of jobs on the same GPU, this one included
 
 
 def gpus() -> list[str]:
@@ -45,8 +46,9 @@ def places(jobs: int | None, own: list[int] | None = None, devices: list[str] | 
     for index in range(count):
         first, last = index * total // count, (index + 1) * total // count
         gpu = devices[index % len(devices)] if devices else None
+        beside = len(range(index % len(devices), count, len(devices))) if devices else 1
         if fixed:  # with more jobs than cores, some share a core
-            made.append(Place(tuple(own[first:last]) or (own[index % total],), gpu))
+            made.append(Place(tuple(own[first:last]) or (own[index % total],), gpu, beside=beside))
         else:
-            made.append(Place(tuple(own), gpu, max(1, last - first)))
+            made.append(Place(tuple(own), gpu, max(1, last - first), beside))
     return made

@@ -21,6 +21,7 @@ from rlrun.machine.processor import cpu_flags
 
 # The environment variable in which a job of a sweep is told its number of cores, where it has none of its own.
 SHARE = "RLRUN_CORES"
+GPU_JOBS = "RLRUN_GPU_JOBS"  # and in which it is told how many jobs share its GPU
 FAST_BF16 = {"avx512_bf16", "amx_bf16"}  # CPU flags
 
 
@@ -53,6 +54,19 @@ def env_step_sec(make_env: EnvFactory, count: int, budget_sec: float = 0.2) -> f
         env.close()
 
 
+def gpu_free(index: int) -> int:
+    """Bytes of a GPU's memory that this process may take: its part of the free ones, where jobs of a sweep share the
+    GPU. 0 where the GPU does not answer, as when it is full.
+
+    The question begins CUDA's context on that GPU, which takes some hundreds of MB until the process ends."""
+    jobs = os.environ.get(GPU_JOBS, "")
+    try:
+        free = torch.cuda.mem_get_info(index)[0]
+    except RuntimeError:
+        return 0
+    return free // max(1, int(jobs) if jobs.isdecimal() else 1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Machine:
     """The facts that a layout is decided from."""
@@ -60,10 +74,10 @@ class Machine:
     cores: int  # that this process may use
     cpu_flags: frozenset[str] = frozenset()
     gpus: tuple[str, ...] = ()  # names of the visible CUDA devices
-    gpu_memory: tuple[int, ...] = ()  # free bytes of each
     free_memory: int = 2**62  # bytes
     free_shared: int = 2**62  # bytes of shared memory
     nodes: tuple[Node, ...] = ()  # machines that step environments, where they are those of a cluster
+    gpu_free: Callable[[int], int] = gpu_free  # asks a GPU, so it is called only for the one that learns
     env_step_sec: Callable[[EnvFactory, int], float] = (
         env_step_sec  # takes a moment, so it is measured when a layout asks for it
     )
@@ -86,7 +100,6 @@ def measured() -> Machine:
         cores=cores(),
         cpu_flags=frozenset(cpu_flags()),
         gpus=tuple(torch.cuda.get_device_name(i) for i in range(count)),
-        gpu_memory=tuple(torch.cuda.mem_get_info(i)[0] for i in range(count)),
         free_memory=free_memory(),
         free_shared=free_shared(),
     )

@@ -88,7 +88,7 @@ def learners_elsewhere(plan: Plan, stopping_sec: Callable[[], float | None]) -> 
 def brief(plan: Plan) -> dict[str, Any]:
     """Returns what every host of a run is told: numbers and text, which JSON can write."""
     facts = {one.name: getattr(plan.machine, one.name) for one in fields(plan.machine)}
-    del facts["env_step_sec"]  # nothing is measured again
+    del facts["env_step_sec"], facts["gpu_free"]  # nothing is measured again
     return {
         "config": {**plan.config.plain, "logger": {}},  # hosts log nothing, and its addresses may hold passwords
         "given": {"inference": plan.resources.inference, "envs_per_sampler": plan.resources.envs_per_group},
@@ -116,7 +116,7 @@ def plan_again(brief: dict[str, Any]) -> Plan:
         | {
             "cpu_flags": frozenset(facts["cpu_flags"]),
             "gpus": tuple(facts["gpus"]),
-            "gpu_memory": tuple(facts["gpu_memory"]),
+            "gpu_free": lambda index: 0,  # the learner's machine alone has a replay
             "nodes": tuple(Node(*node) for node in facts["nodes"]),
         }
     )

@@ -235,7 +235,7 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
         needs = replace(needs, columns=needs.columns * spec.columns_per_env)
     return Plan(
         config=config,
-        machine=replace(machine, env_step_sec=Machine.env_step_sec),
+        machine=replace(machine, env_step_sec=Machine.env_step_sec, gpu_free=Machine.gpu_free),
         spec=spec,
         needs=needs,
         resources=resources,
@@ -324,8 +324,7 @@ def plan_replay(
         groups=groups,
         agents=spec.columns_per_env,
     )
-    on_gpu = resources.device.type == "cuda"
-    return made.placed(resources.device, machine.gpu_memory[resources.device.index or 0] if on_gpu else 0)
+    return made.placed(resources.device, machine.gpu_free)
 
 
 def check_saved(plan: Plan, folder: Path) -> None:

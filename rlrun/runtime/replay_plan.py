@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -128,13 +128,13 @@ class ReplayPlan:
         size = f"{self.layout.capacity:,} rows ({self.layout.bytes / 1e6:,.1f} MB){each}"
         return f"{self.cfg.name}, {size} in {where}"
 
-    def placed(self, device: torch.device, free: int) -> ReplayPlan:
-        """Returns this plan with replay.device=auto decided. device: that of the learner. free: free bytes in its
-        memory."""
+    def placed(self, device: torch.device, gpu_free: Callable[[int], int]) -> ReplayPlan:
+        """Returns this plan with replay.device=auto decided. device: that of the learner. gpu_free: says how many bytes
+        of a GPU's memory are free."""
         if self.cfg.device != "auto":
             return self
-        fits = device.type == "cuda" and self.layout.bytes <= GPU_SHARE * free
-        there = fits and self.shards is None and not self.cfg.compress and self.cfg.directory is None
+        there = device.type == "cuda" and self.shards is None and not self.cfg.compress and self.cfg.directory is None
+        there = there and self.layout.bytes <= GPU_SHARE * gpu_free(device.index or 0)
         return replace(self, cfg=replace(self.cfg, device="learner" if there else "cpu"))
 
     def check(self, available: int, device: torch.device) -> None:

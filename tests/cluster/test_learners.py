@@ -104,7 +104,7 @@ def test_an_error_of_another_learner_is_one_sentence(monkeypatch, capfd):
 def test_several_learners_learn_on_cpus_beside_a_gpu(typed, algo):
     """As in the commands of docs/cluster.md, which name no device. One learner uses the GPU, and a GPU that was asked for
     is refused."""
-    machine = Machine(cores=8, gpus=("H200",), gpu_memory=(2**37,), nodes=(Node("a", 4), Node("b", 4)), env_step_sec=lambda *_: 1e-3)
+    machine = Machine(cores=8, gpus=("H200",), gpu_free=lambda index: 2**37, nodes=(Node("a", 4), Node("b", 4)), env_step_sec=lambda *_: 1e-3)
     words = [f"algo={algo}", "env=CartPole-v1", "logger=[]", *RAY[:2], "resources.num_learners=2"]
     made = plan(typed(*words), machine).resources
     assert made.device.type == "cpu" and made.learner_nodes == (1, 1)

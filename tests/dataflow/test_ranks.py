@@ -317,7 +317,7 @@ def test_only_broken_connections_are_blamed_on_other_learners():
 
 
 def test_a_named_gpu_is_the_only_one():
-    gpus = Machine(cores=8, gpus=("a GPU",) * 4, gpu_memory=(2**36,) * 4)
+    gpus = Machine(cores=8, gpus=("a GPU",) * 4, gpu_free=lambda index: 2**36)
     for device, learners in (("auto", 4), ("cuda", 4), ("cuda:1", 1), ("cpu", 8)):
         batch = ("algo.fragment_length=128", "algo.batch_size=1024", "algo.minibatch_size=256")
         config = typed("algo=ddppo", "env=CartPole-v1", *batch, f"resources.device={device}")
@@ -456,6 +456,6 @@ def test_a_signal_to_the_whole_group_saves_and_exits(tmp_path, words):
     (["env=Pong", "resources.device=cpu"], "serial", "cpu"),
 ])  # fmt: skip
 def test_a_replays_defaults_fit_beside_a_gpu(words, inference, device):
-    machine = Machine(cores=2, gpus=("a GPU",), gpu_memory=(2**36,))
+    machine = Machine(cores=2, gpus=("a GPU",), gpu_free=lambda index: 2**36)
     made = plan(typed("algo=dqn", *words), machine).resources
     assert (made.inference, made.device.type) == (inference, device)

@@ -16,10 +16,11 @@ import pytest
 from rlrun.config.words import quoted
 from rlrun.core.errors import UserError
 from rlrun.experiments import job_parent, jobs
-from rlrun.experiments.cluster import Queue, run_logged
+from rlrun.experiments.cluster import GONE_SEC, LIST_SEC, Listing, Queue, Queued, still_queued
 from rlrun.experiments.jobs import Fixed, Here, Pool, command_of
 from rlrun.experiments.outcomes import LOST, Outcome, TrainingJob, checkpoints, last_row, settle
 from rlrun.experiments.places import Place, places
+from rlrun.experiments.submitit_job import SubmittedJob
 from rlrun.experiments.view import JobLines, counts, text_table
 
 # This script leaves what a run leaves: a row and, after {sleep} seconds, a summary. After SIGTERM the summary says
@@ -143,7 +144,7 @@ def test_a_job_that_takes_too_long_is_ended(tmp_path):
 
 def test_the_time_in_a_queue_is_none_of_a_job(tmp_path, monkeypatch):
     """A job waits for longer than it may run, and another one runs for too long once it has begun."""
-    monkeypatch.setattr("rlrun.experiments.cluster.command_of", launch)
+    monkeypatch.setattr("rlrun.experiments.submitit_job.command_of", launch)
 
     class Handle:
         def __init__(self, function, *args):
@@ -159,11 +160,107 @@ def test_the_time_in_a_queue_is_none_of_a_job(tmp_path, monkeypatch):
                 child.terminate()
 
     queue = object.__new__(Queue)
-    queue.executor = SimpleNamespace(submit=Handle)
+    queue.executor, queue.listing, queue.cwd = SimpleNamespace(submit=Handle), None, str(tmp_path)
     jobs = [job(tmp_path, "a"), job(tmp_path, "b", sleep=60)]
     made = Pool([Place((), None)], Quiet(), 1.0, starter=queue).run(Fixed(jobs))
     assert [outcome.status for outcome in made] == ["COMPLETED", "FAILED"] and "--timeout 1 s" in made[1].reason
     assert (tmp_path / "b" / "cores").exists(), "it was ended because it ran"
+
+
+def test_slurm_runs_a_job_again_after_it_has_warned_it(tmp_path, monkeypatch):
+    """SLURM sends SIGUSR2 to all processes of a job. submitit answers with checkpoint(), while the job is waited for."""
+
+    class Again:
+        def __init__(self, function):
+            self.function = self.result = function
+
+    monkeypatch.setitem(sys.modules, "submitit.helpers", SimpleNamespace(DelayedSubmission=Again))
+    begun = tmp_path / "a" / "cores"
+    monkeypatch.setattr("rlrun.experiments.submitit_job.command_of", launch)
+    submitted = SubmittedJob(job(tmp_path, "a", sleep=60), str(tmp_path))
+    (tmp_path / "logs").mkdir()
+    heard = []
+
+    def answer(number, frame):
+        heard.append(submitted.checkpoint())
+        raise KeyboardInterrupt
+
+    def warn():
+        while not begun.exists():
+            time.sleep(0.02)
+        submitted.process.send_signal(signal.SIGUSR2)
+        os.kill(os.getpid(), signal.SIGUSR2)
+
+    before = signal.signal(signal.SIGUSR2, answer)
+    threading.Thread(target=warn, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        submitted()
+    signal.signal(signal.SIGUSR2, before)
+    assert json.loads((tmp_path / "a" / "summary.json").read_text())["status"] == "INTERRUPTED"
+    assert heard[0].function is not submitted and heard[0].function.job == submitted.job
+    # It decides when it runs again what is left to do.
+    (tmp_path / "a" / "checkpoints" / "000000000100").mkdir(parents=True)
+    said = 'import sys; print(sys.argv[1:])'
+    monkeypatch.setattr(
+        "rlrun.experiments.submitit_job.command_of", lambda one: [sys.executable, "-c", said, *command_of(one)[3:]]
+    )
+    assert heard[0].result() == 0
+    assert submitted.job.log.read_text() == f"{['resume', str(tmp_path / 'a'), '--if-needed']}\n"
+    assert SubmittedJob(submitted.job, str(tmp_path / "elsewhere"))() == 1
+    assert "has no folder" in submitted.job.log.read_text().splitlines()[-1]
+
+
+@pytest.mark.parametrize("preempted", [True, False])
+def test_a_job_that_makes_room_for_another_asks_slurm_to_run_it_again(tmp_path, monkeypatch, preempted):
+    """Most clusters warn it with SIGTERM alone, as scancel does."""
+    (tmp_path / "scontrol").write_text(
+        f"#!/bin/sh\necho $* >> {tmp_path}/asked\n"
+        f"echo 'JobId=7 Reason=a b PreemptTime={'2026-11-29T15:34:11' if preempted else 'None'} SuspendTime=None'\n"
+    )
+    (tmp_path / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr("rlrun.experiments.submitit_job.ENDING_SEC", slept := 0.3)
+    monkeypatch.setattr(
+        "rlrun.experiments.submitit_job.command_of", lambda one: [sys.executable, "-c", "raise SystemExit(143)"]
+    )
+    one = job(tmp_path, "a")
+    one.log.parent.mkdir()
+    began = time.monotonic()
+    assert SubmittedJob(one, str(tmp_path))() == 143
+    asked = (tmp_path / "asked").read_text().splitlines()
+    assert asked == ["--oneliner show job 7"] + ["requeue 7"] * preempted
+    assert not preempted or time.monotonic() - began > slept
+
+
+def test_a_job_that_slurm_no_longer_has_is_lost(tmp_path, monkeypatch):
+    """Without sacct's database nothing else says so. A controller that does not answer loses no job."""
+    now, there = 1000.0, {"7"}
+
+    def ask():
+        if there is None:
+            raise OSError("squeue: command not found")
+        return there
+
+    monkeypatch.setattr("rlrun.experiments.cluster.time", SimpleNamespace(monotonic=lambda: now, sleep=time.sleep))
+    listing = Listing(ask)
+    handle = SimpleNamespace(job_id="7", paths=SimpleNamespace(result_pickle=tmp_path / "7_0_result.pkl"), result=lambda: 3)
+    one = Queued(handle, tmp_path / "log", None, listing)
+    for name in ("7", "8"):
+        (tmp_path / f"{name}_submitted.pkl").touch()
+    assert one.poll() is None and still_queued(tmp_path, listing) == ["7"]
+    there, now = None, now + LIST_SEC
+    assert one.poll() is None and still_queued(tmp_path, listing) == []
+    there, now = set(), now + LIST_SEC
+    assert one.poll() is None
+    there, now = {"7"}, now + GONE_SEC - 1  # it ran again
+    assert one.poll() is None
+    there, now = set(), now + LIST_SEC
+    assert one.poll() is None
+    now += GONE_SEC + 1
+    assert one.poll() == LOST
+    handle.paths.result_pickle.touch()
+    assert one.poll() == 3
 
 
 def test_a_signal_lets_running_jobs_save_and_starts_no_more(tmp_path):
@@ -270,7 +367,8 @@ def test_the_supply_may_end_a_job_and_hears_of_all(tmp_path, monkeypatch):
 def test_places_share_cores_and_gpus():
     assert [place.cores for place in places(2, [0, 1, 2, 3], [])] == [(0, 1), (2, 3)]
     assert [place.cores for place in places(3, [0, 1], [])] == [(0,), (0,), (1,)]
-    assert [place.gpu for place in places(3, [0, 1, 2], ["0", "1"])] == ["0", "1", "0"]
+    shared = places(3, [0, 1, 2], ["0", "1"])
+    assert [(place.gpu, place.beside) for place in shared] == [("0", 2), ("1", 1), ("0", 2)]
     assert (
         len(places(None, list(range(16)), ["0"])) == 1
         and len(places(None, list(range(16)), [])) == 8
@@ -293,15 +391,16 @@ def test_a_job_ends_whose_parent_had_ended_before_it_looked(between):
     assert (ended.returncode, ended.stdout) == (-signal.SIGTERM if between else 143, b"")
 
 
-def test_every_starter_names_itself_to_its_jobs(tmp_path):
+def test_every_starter_names_itself_to_its_jobs(tmp_path, monkeypatch):
     """And a job does not hand the name on to those that it starts."""
     said = "import os; print(os.environ.get('RLRUN_PARENT'))"
     Pool([Place(tuple(os.sched_getaffinity(0)), None)], Quiet(), starter=Here(lambda one: [sys.executable, "-c", said])).run(
         Fixed([one := job(tmp_path, "a")])
     )
-    assert run_logged([sys.executable, "-c", said], str(one.log)) == 0
     handed = f"from rlrun.experiments.job import end_with_parent; end_with_parent(); {said}"
-    assert run_logged([sys.executable, "-c", handed], str(one.log)) == 0
+    for code in (said, handed):
+        monkeypatch.setattr("rlrun.experiments.submitit_job.command_of", lambda one: [sys.executable, "-c", code])  # noqa: B023
+        assert SubmittedJob(one, os.getcwd())() == 0
     assert one.log.read_text().split() == [str(os.getpid())] * 2 + ["None"]
 
 

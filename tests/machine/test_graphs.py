@@ -360,7 +360,7 @@ def test_the_users_networks_are_not_recorded(typed, algo, words):
 
 def test_the_plan_says_that_the_users_networks_are_not_recorded(typed):
     words = ["algo=impala", "env=CartPole-v1", "logger=[]", "resources.device=cuda"]
-    gpu = Machine(cores=4, env_step_sec=lambda make_env, count: 1e-4, gpus=("H200",), gpu_memory=(2**36,))
+    gpu = Machine(cores=4, env_step_sec=lambda make_env, count: 1e-4, gpus=("H200",), gpu_free=lambda index: 2**36)
     ours, own = (plan(typed(*words, *more), gpu).resources for more in ([], [f"model.encoder={__name__}:Counts"]))
     assert ours.cuda_graphs and not own.cuda_graphs
     assert any(why.startswith("cuda_graphs=false: a recording leaves out") for why in own.why)

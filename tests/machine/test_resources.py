@@ -1,5 +1,6 @@
 """The layout that each runner chooses for a machine."""
 
+import dataclasses
 import pickle
 import re
 import time
@@ -7,11 +8,13 @@ import time
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from conftest import compose
 
 from rlrun.config.run import type_config
+from rlrun.core.errors import UserError
 from rlrun.core.logs import LOOK_STEPS, SecondLook
-from rlrun.machine.machine import Machine
+from rlrun.machine.machine import Machine, gpu_free, measured
 from rlrun.machine.resources import Resources
 from rlrun.runtime import session
 from rlrun.runtime.plan import plan
@@ -24,7 +27,7 @@ SAC = ["algo=sac", "env=Pendulum-v1", "logger=[]"]
 def machine(cores: int, step_sec: float, *gpus: str) -> Machine:
     """A machine with this number of cores, on which an env step takes this many seconds."""
     return Machine(
-        cores=cores, env_step_sec=lambda make_env, count: step_sec, gpus=gpus, gpu_memory=(2**36,) * len(gpus)
+        cores=cores, env_step_sec=lambda make_env, count: step_sec, gpus=gpus, gpu_free=lambda index: 2**36
     )
 
 
@@ -185,6 +188,34 @@ def test_a_layout_is_a_function_of_values(typed):
         == 1
     )
     assert together.columns_per_learner * together.resources.num_learners == together.needs.columns
+
+
+def test_only_the_gpu_that_learns_is_asked_for_its_memory(typed, monkeypatch):
+    """The question takes some hundreds of MB of a GPU, and fails where the GPU is full or belongs to another process."""
+    asked = []
+
+    def free(index):
+        asked.append(index)
+        if index == 0:
+            raise RuntimeError("CUDA error: out of memory")
+        return 2**36, 2**36
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "H200")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", free)
+    here = dataclasses.replace(measured(), env_step_sec=lambda *_: 1e-3, cores=4)
+    for words in (["resources.device=cpu"], ["algo=ppo"], ["replay.device=cpu"]):
+        plan(typed("algo=dqn", "env=CartPole-v1", "logger=[]", *words), here)
+    assert asked == []
+    for device, kept in (("cuda:0", "cpu"), ("cuda:1", "learner")):
+        made = plan(typed("algo=dqn", "env=CartPole-v1", "logger=[]", f"resources.device={device}"), here)
+        assert made.replay.cfg.device == kept
+    assert asked == [0, 1]
+    monkeypatch.setenv("RLRUN_GPU_JOBS", "4")
+    assert gpu_free(1) == 2**34
+    with pytest.raises(UserError, match="learner_threads=2 is for a learner on the CPU"):
+        plan(typed(*SAC, "resources.device=cuda", "resources.learner_threads=2"), here)
 
 
 @pytest.mark.parametrize("algo", ["impala", "ppo", "dqn", "apex", "es", "a3c"])
