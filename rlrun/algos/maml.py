@@ -47,6 +47,7 @@ from rlrun.models.model import Model
 from rlrun.models.per_column import plain, with_vector
 from rlrun.ops.inner_steps import descended
 from rlrun.ops.linear_baseline import features, fitted, rows_since_start
+from rlrun.ops.policy_loss import bound_coef_
 from rlrun.ops.returns import gae
 from rlrun.ops.transforms import clip_reward
 from rlrun.policies import AdaptedPolicy
@@ -215,6 +216,7 @@ class MAML(Algorithm):
         factors."""
         target = self.cfg.kl_target
         self.kl_coef.mul_(torch.where(kl > 1.5 * target, 2.0, torch.where(kl < target / 1.5, 0.5, 1.0)))
+        bound_coef_(self.kl_coef)
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 

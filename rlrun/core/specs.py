@@ -176,8 +176,11 @@ class Box:
             largest = np.minimum(high, LARGEST_WHOLE.get(self.dtype, np.inf))
             return np.minimum(low + np.floor(share * (high - low + 1.0)), largest).astype(self.dtype)
         share = (np.clip(action, -1.0, 1.0) + 1.0) * 0.5
-        # In float64, low + (high - low) may be a little more than high.
-        return np.clip(low + share * (high - low), low, high).astype(self.dtype)
+        with np.errstate(over="ignore", invalid="ignore"):  # a difference may be too large for a number
+            span = high - low
+            wide = low * (1.0 - share) + high * share
+            # In float64, low + (high - low) may be a little more than high.
+            return np.clip(np.where(np.isfinite(span), low + share * span, wide), low, high).astype(self.dtype)
 
     def from_env(self, action: np.ndarray) -> np.ndarray:
         """The inverse of to_env for actions inside the box. A whole number becomes the middle of its part of
@@ -188,10 +191,22 @@ class Box:
         high = np.asarray(self.high, dtype=np.float64).reshape(self.shape)
         if self.whole:
             return (2.0 * (action - low + 0.5) / (high - low + 1.0) - 1.0).astype(np.float32)
-        return (2.0 * (action - low) / (high - low) - 1.0).astype(np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):
+            span = high - low
+            wide = (action * 0.5 - low * 0.5) / (high * 0.5 - low * 0.5) * 2.0 - 1.0
+            return np.where(np.isfinite(span), 2.0 * (action - low) / span - 1.0, wide).astype(np.float32)
 
     def sample(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        return rng.uniform(-1, 1, (count, *self.shape)).astype(np.float32)
+        """Random actions [count, *shape] of rows: within [-1, 1] or, where the box lacks a bound, within both bounds of
+        a number, or up to 2 from its only one, or within 1 of 0."""
+        drawn = rng.uniform(-1, 1, (count, *self.shape))
+        if not self.bounded:
+            low, high = (np.asarray(bound, np.float64).reshape(self.shape) for bound in (self.low, self.high))
+            alone = np.where(np.isfinite(low), low + 1.0, np.where(np.isfinite(high), high - 1.0, 0.0)) + drawn
+            with np.errstate(invalid="ignore"):
+                inside = low + (drawn + 1.0) * 0.5 * (high - low)
+            drawn = np.where(np.isfinite(low) & np.isfinite(high), inside, alone)
+        return drawn.astype(np.float32)
 
     def __str__(self) -> str:
         return f"Box({list(self.shape)}, {self.dtype})"

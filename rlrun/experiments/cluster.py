@@ -140,7 +140,9 @@ class Queue:
     """Starts jobs through submitit."""
 
     def __init__(self, cluster: str, options: dict[str, Any], folder: Path, cwd: str):
-        """folder: the sweep's. cwd: the one in which the sweep was begun, and its jobs run. Jobs of an earlier session of this sweep, which was killed, are cancelled."""
+        """folder: the sweep's. cwd: the one in which the sweep was begun, and its jobs run.
+
+        Jobs of an earlier session of this sweep, which was killed, are cancelled."""
         try:
             import submitit
         except ImportError:

@@ -118,7 +118,9 @@ def _threads(asked: Asked, where: torch.device, learners: int, free: int) -> Cho
     cfg = asked.cfg
     if cfg.learner_threads != "auto":
         if where.type == "cuda" and cfg.learner_threads > 1:  # CUDA graphs record the work of one thread
-            raise UserError(f"resources.learner_threads={cfg.learner_threads} is for a learner on the CPU, not on a GPU")
+            raise UserError(
+                f"resources.learner_threads={cfg.learner_threads} is for a learner on the CPU, not on a GPU"
+            )
         return Choice((cfg.learner_threads,))
     if where.type != "cpu" or learners > 1 or cfg.exact or free < 2:
         return Choice((1,))

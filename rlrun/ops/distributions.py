@@ -22,6 +22,7 @@ from rlrun.core.batch import Batch
 # NaN.
 MASKED = -1e9
 EDGE = 1e-6  # smallest distance of a squashed action or a Beta sample from its bounds
+SMALLEST = -80.0  # logarithm of a ratio of variances; the next ones below e^-87 would have no logarithm
 CERTAIN = 6.0  # deviations within which a normal variable lies with probability 1 - 1e-9
 
 
@@ -130,11 +131,17 @@ def _flat(action: Tensor, shape: tuple[int, ...]) -> Tensor:
     return action.reshape(*action.shape[: action.ndim - len(shape)], -1)
 
 
+def legal_logits(logits: Tensor, mask: Tensor) -> Tensor:
+    """Returns logits [..., A] in which those of illegal actions, where mask [..., A] is False, are MASKED. Legal ones
+    are kept well above it, however large the numbers are from which they were made."""
+    return logits.clamp_min(0.25 * MASKED).masked_fill(~mask, MASKED)
+
+
 class Categorical(Whole):
     """A choice of A actions with unnormalised logits [..., A]; the probability is 0 where mask [..., A] is False."""
 
     def __init__(self, logits: Tensor, mask: Tensor | None = None):
-        self.log_probs = torch.log_softmax(logits if mask is None else logits.masked_fill(~mask, MASKED), -1)
+        self.log_probs = torch.log_softmax(logits if mask is None else legal_logits(logits, mask), -1)
 
     def __getitem__(self, index) -> Categorical:
         return self.from_record(Batch(log_probs=self.log_probs[index]))
@@ -288,7 +295,7 @@ class Gaussian(Whole):
         return (self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
 
     def kl(self, other: Gaussian) -> Tensor:
-        ratio = (2 * (self.log_std - other.log_std)).exp()
+        ratio = (2 * (self.log_std - other.log_std)).clamp_min(SMALLEST).exp()
         shift = ((self.mean - other.mean) * torch.exp(-other.log_std)).square()
         return 0.5 * (ratio + shift - 1 - ratio.log()).sum(-1)
 

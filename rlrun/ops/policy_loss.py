@@ -3,13 +3,23 @@
 import torch
 from torch import Tensor
 
+COEF_LOW, COEF_HIGH = 1e-10, 1e10
+
 
 @torch.no_grad()
 def adapt_kl_coef_(coef: Tensor, kl: Tensor | float, target: float) -> None:
     """Adapts the weight [] of a KL penalty in place.
 
     It grows if kl is above twice the target and shrinks if kl is below half of it (Schulman et al. 2017, section 4,
-    with RLlib's factors 1.5 and 0.5).
+    with RLlib's factors 1.5 and 0.5). Once it is above 0 it stays between COEF_LOW and COEF_HIGH, outside of which it
+    would in the end be 0 for good, or infinite.
     """
     kl = torch.as_tensor(kl)
     coef.mul_(torch.where(kl > 2.0 * target, 1.5, torch.where(kl < 0.5 * target, 0.5, 1.0)))
+    bound_coef_(coef)
+
+
+@torch.no_grad()
+def bound_coef_(coef: Tensor) -> None:
+    """Keeps weights of KL penalties [...] within bounds, in place. Those of 0 stay 0."""
+    coef.copy_(torch.where(coef > 0, coef.clamp(COEF_LOW, COEF_HIGH), coef))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from rlrun.core.policy import Act, Mode, Policy
 from rlrun.core.ranges import NotNegative, Positive, PositiveShare, PositiveShareBelowOne, Range, Share
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested, Space, leaves
-from rlrun.ops.distributions import Bernoulli, Categorical, Gaussian, MultiCategorical, of_every_choice, without_masked
+from rlrun.ops.distributions import Bernoulli, Categorical, MultiCategorical, of_every_choice, without_masked
 
 EXPLORING = OnlyWith("..explore")
 
@@ -147,8 +148,15 @@ class Exploration:
         return None
 
 
+def softened(values: Tensor, temperature: float) -> Tensor:
+    """Logits [..., A] of a soft choice by values [..., A]. The best one's is 0, so that the smallest temperature makes
+    no number infinite that counts."""
+    return (values - values.amax(-1, keepdim=True)) / temperature
+
+
 class Uniform(Exploration):
-    """Chooses uniformly among all legal actions, as RLlib's Random does. Numbers without bounds are standard normal."""
+    """Chooses uniformly among all legal actions, as RLlib's Random does. Numbers without bounds are standard normal,
+    and so are distances from a bound that is the only one."""
 
     def choose(
         self, wanted: Any, obs: Batch, is_first: Tensor, state: Batch, clock: Clock, rng: torch.Generator
@@ -167,7 +175,7 @@ def uniform(
     """Returns uniformly random actions [B, *shape] in the form that rows have, and their log-probabilities [B].
 
     mask [B, M]: the legal choices, of discrete spaces. The log-probability of bounded numbers is the logarithm of a
-    density on [-1, 1]^D, which is -D log 2."""
+    density on [-1, 1]^D, which is -D log 2. Where a bound is missing, that of every number is in the env's units."""
     if isinstance(space, Nested):
         made = {name: uniform(part, count, None, rng, device) for name, part in space.spaces}
         log_prob = torch.stack([part for _, part in made.values()]).sum(0)
@@ -183,11 +191,42 @@ def uniform(
         dist = Categorical(torch.zeros(count, space.n, device=device), mask)
     elif isinstance(space, MultiDiscrete):
         dist = MultiCategorical(torch.zeros(count, sum(space.sizes), device=device), space.sizes, space.shape, mask)
+    elif isinstance(space, MultiBinary):
+        dist = Bernoulli(torch.zeros(count, space.size, device=device), space.shape)
     else:
-        flat = torch.zeros(count, space.size, device=device)
-        dist = Bernoulli(flat, space.shape) if isinstance(space, MultiBinary) else Gaussian(flat, flat, space.shape)
+        dist = Roaming(space, device)
+        action = dist.within(torch.randn(count, space.size, generator=rng, device=device))
+        return action, dist.log_prob(action)
     action = dist.sample(rng)
     return action, dist.log_prob(action)
+
+
+class Roaming:
+    """Random numbers of a Box that lacks a bound: standard normal without bounds, at a distance with half of a normal
+    distribution from a single bound, and uniform between two."""
+
+    def __init__(self, space: Box, device: torch.device):
+        low, high = (np.asarray(bound, dtype=np.float32).reshape(-1) for bound in (space.low, space.high))
+        self.shape = space.shape
+        self.low, self.high = torch.from_numpy(low.copy()).to(device), torch.from_numpy(high.copy()).to(device)
+        self.from_low, self.from_high = self.low.isfinite(), self.high.isfinite()
+        self.between = self.from_low & self.from_high
+
+    def within(self, normal: Tensor) -> Tensor:
+        """Standard normal numbers [B, D] -> actions [B, *shape] in the env's units."""
+        share = torch.special.ndtr(normal)
+        made = torch.where(self.from_low, self.low + normal.abs(), normal)
+        made = torch.where(self.from_high & ~self.from_low, self.high - normal.abs(), made)
+        made = torch.where(self.between, self.low * (1 - share) + self.high * share, made)
+        return made.reshape(-1, *self.shape)
+
+    def log_prob(self, action: Tensor) -> Tensor:
+        """The logarithms [...] of the densities of actions [..., *shape]."""
+        flat = action.reshape(*action.shape[: action.ndim - len(self.shape)], -1)
+        distance = torch.where(self.from_low, flat - self.low, torch.where(self.from_high, self.high - flat, flat))
+        alone = (self.from_low | self.from_high).float() * math.log(2.0)
+        normal = alone - 0.5 * distance.square() - 0.5 * math.log(2 * math.pi)
+        return torch.where(self.between, -(self.high.double() - self.low).log().float(), normal).sum(-1)
 
 
 def uniform_log_prob(space: Space, action: Any, mask: Tensor | None) -> Tensor:
@@ -206,7 +245,7 @@ def uniform_log_prob(space: Space, action: Any, mask: Tensor | None) -> Tensor:
         dist = MultiCategorical(flat, space.sizes, space.shape, mask)
     else:
         flat = torch.zeros(*leading, size, device=action.device)
-        dist = Bernoulli(flat, space.shape) if isinstance(space, MultiBinary) else Gaussian(flat, flat, space.shape)
+        dist = Bernoulli(flat, space.shape) if isinstance(space, MultiBinary) else Roaming(space, action.device)
     return without_masked(dist.log_prob(action))
 
 

@@ -20,7 +20,7 @@ from rlrun.core.specs import Box, EnvSpec
 from rlrun.models.encoders import NetConfig, flat_size, flatten
 from rlrun.models.heads import SMALL_GAIN
 from rlrun.models.model import Model, Seen
-from rlrun.ops.distributions import MASKED
+from rlrun.ops.distributions import legal_logits
 from rlrun.ops.gumbel import gumbel, straight_through
 from rlrun.policies.actors import ActorNet
 from rlrun.policies.exploration import EXPLORING, ExplorationConfig, Explorer
@@ -151,7 +151,7 @@ class JointActorPolicy(Policy):
         if self.continuous:
             return torch.tanh(outputs).masked_fill(~legal, 0.0)
         assert noise is not None
-        return straight_through(outputs.masked_fill(~legal, MASKED), noise, temperature)
+        return straight_through(legal_logits(outputs, legal), noise, temperature)
 
     def told(self, action: Tensor) -> Tensor:
         """Actions of rows [B, N, ...] as critics see them [B, N, A]."""
@@ -168,7 +168,7 @@ class JointActorPolicy(Policy):
         """Actions as rows hold them [B, N, ...]."""
         if self.continuous:
             return self._shaped(torch.tanh(outputs))
-        return outputs.masked_fill(~legal, MASKED).argmax(-1)
+        return legal_logits(outputs, legal).argmax(-1)
 
     def _shaped(self, action: Tensor) -> Tensor:
         return action.reshape(*action.shape[:2], *self.spec.agent.action.shape)
@@ -213,7 +213,7 @@ class JointActorPolicy(Policy):
         flat = rows.map(lambda x: x.flatten(0, 1))
         obs: Batch = flat["obs"]  # type: ignore[assignment]
         legal = self.legal(obs)
-        logits = self.outputs(self.actors, self.seen(obs)).masked_fill(~legal, MASKED)
+        logits = legal_logits(self.outputs(self.actors, self.seen(obs)), legal)
         if asked == "greedy":
             chances = torch.nn.functional.one_hot(logits.argmax(-1), self.size).float()
         else:

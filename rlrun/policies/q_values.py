@@ -19,7 +19,7 @@ from rlrun.models.noisy import draw_noise
 from rlrun.models.normalizer import FiltersObservations
 from rlrun.ops.td import taken
 from rlrun.policies.distribution import without_meaning
-from rlrun.policies.exploration import Explorer, ValueExplorationConfig
+from rlrun.policies.exploration import Explorer, ValueExplorationConfig, softened
 from rlrun.policies.noise import NoisyEpisodes, ladder
 
 
@@ -136,7 +136,7 @@ class QPolicy(FiltersObservations, Policy):
             carried |= changed
         soft = mode == "explore" and self.explore.kind == "soft_q"
         best = (
-            (chosen / self.explore.temperature).softmax(-1).multinomial(1, generator=rng).squeeze(-1)
+            softened(chosen, self.explore.temperature).softmax(-1).multinomial(1, generator=rng).squeeze(-1)
             if soft
             else chosen.argmax(-1)
         )
@@ -174,7 +174,7 @@ class QPolicy(FiltersObservations, Policy):
         """Returns the probabilities [..., A] of all actions, of legal_q [..., A] and epsilon [...]. Where an
         observation makes every action illegal (at an end), it is as if all were legal."""
         if mode == "explore" and self.explore.kind == "soft_q":
-            best = (q / self.explore.temperature).softmax(-1)
+            best = softened(q, self.explore.temperature).softmax(-1)
         else:
             best = torch.nn.functional.one_hot(q.argmax(-1), q.shape[-1]).to(q.dtype)
         legal = torch.ones_like(q)

@@ -21,7 +21,7 @@ from rlrun.models.model import Model
 from rlrun.models.normalizer import FiltersObservations
 from rlrun.models.slates import AffinityNet, PairNet, display_of
 from rlrun.ops.slates import SlateRule, best_slate, drawn_log_prob, drawn_slate, slate_value
-from rlrun.policies.exploration import EXPLORING, ExplorationConfig, Explorer
+from rlrun.policies.exploration import EXPLORING, ExplorationConfig, Explorer, softened
 
 Choice = Literal["network", "affinity"]
 NETWORK = OnlyWith("..choice", "network")
@@ -173,7 +173,7 @@ class SlatePolicy(FiltersObservations, Policy):
             return Act(action, Batch(dict(state.items()) | changed), Batch(dict.fromkeys(record, unknown)))
         none = torch.zeros_like(pairs.weight)
         if mode == "explore" and self.explore.kind == "soft_q":
-            best = drawn_slate(pairs.gains(best) / self.explore.temperature, self.display.size, rng)
+            best = drawn_slate(softened(pairs.gains(best), self.explore.temperature), self.display.size, rng)
         epsilon = 1.0 if who is not None else self._epsilon(asked, clock)
         explores = torch.rand(is_first.shape, generator=rng, device=is_first.device) < epsilon
         action = torch.where(explores.unsqueeze(-1), drawn_slate(none, self.display.size, rng), best)
@@ -192,7 +192,7 @@ class SlatePolicy(FiltersObservations, Policy):
         best = pairs.best(self.rule)
         uniform = drawn_log_prob(torch.zeros_like(pairs.weight), action)
         if mode == "explore" and self.explore.kind == "soft_q":
-            own = drawn_log_prob(pairs.gains(best) / self.explore.temperature, action).exp()
+            own = drawn_log_prob(softened(pairs.gains(best), self.explore.temperature), action).exp()
         else:
             own = (action == best).all(-1).float()
         return (epsilon * uniform.exp() + (1.0 - epsilon) * own).log()

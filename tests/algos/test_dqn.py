@@ -374,6 +374,8 @@ def test_soft_q_draws_by_softmax(typed):
         q = made.values(Batch(obs=obs, is_first=torch.ones(2000, dtype=torch.bool)).map(lambda x: x[None]))[0, 0]
     expected = (q / 0.5).softmax(-1)[1].item()
     assert act().action.float().mean().item() == pytest.approx(expected, abs=0.04)
+    object.__setattr__(made.explore, "temperature", 1e-42)  # dividing by it makes large numbers infinite
+    assert (act().action == q.argmax(-1)).all()
 
 
 def test_parameter_noise_lasts_an_episode_and_adapts(typed):

@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from families import ADAPTING, ANY_ACTION, BOX, DISCRETE, EXPLORING, SLATES, simple
@@ -17,7 +18,7 @@ from rlrun.core.schedule import Clock
 from rlrun.core.specs import Box, Discrete, MultiBinary, MultiDiscrete, Nested
 from rlrun.models.model import Seen
 from rlrun.ops.distributions import Categorical
-from rlrun.policies.exploration import uniform
+from rlrun.policies.exploration import uniform, uniform_log_prob
 from rlrun.runtime.rundir import checkpoints_of
 
 EXAMPLE = Path(__file__).parents[1] / "example"
@@ -55,6 +56,22 @@ def test_numbers_without_bounds_are_standard_normal_and_parts_are_independent():
     assert action["b"].shape == (COUNT,) and action["b"].std() == pytest.approx(1, rel=0.02)
     density = torch.distributions.Normal(0.0, 1.0).log_prob(action["b"])
     torch.testing.assert_close(log_prob, density - math.log(5))
+
+
+def test_random_numbers_use_every_side_of_a_box_that_lacks_some_bounds():
+    """Otherwise all of them would be the only bound, where it is far from 0."""
+    inf = math.inf
+    space = Box(shape=(4,), dtype="float32", low=(5.0, -inf, -inf, 0.0), high=(inf, 3.0, inf, 10.0))
+    action, log_prob = uniform(space, COUNT, None, torch.Generator().manual_seed(1), torch.device("cpu"))
+    half, normal = torch.distributions.HalfNormal(1.0), torch.distributions.Normal(0.0, 1.0)
+    density = half.log_prob(action[:, 0] - 5) + half.log_prob(3 - action[:, 1]) + normal.log_prob(action[:, 2])
+    torch.testing.assert_close(log_prob, density - math.log(10.0))
+    torch.testing.assert_close(uniform_log_prob(space, action, None), log_prob)
+    assert (action[:, 0] >= 5).all() and (action[:, 1] <= 3).all()
+    assert (action[:, 0] - 5).mean() == pytest.approx(math.sqrt(2 / math.pi), rel=0.02)
+    assert action[:, 3].mean() == pytest.approx(5, rel=0.02) and action[:, 3].std() == pytest.approx(10 / math.sqrt(12), rel=0.02)
+    drawn = space.sample(np.random.default_rng(1), COUNT)
+    assert (drawn == space.to_env(drawn)).all() and len(np.unique(drawn[:, 0])) > 0.9 * COUNT
 
 
 @pytest.mark.parametrize("algo", EXPLORING)

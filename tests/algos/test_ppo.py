@@ -101,6 +101,12 @@ def test_the_kl_penalty_is_the_exact_kl_and_adapts(typed):
         adapt_kl_coef_(made.kl_coef, measured, 0.05)
         assert made.kl_coef.item() == pytest.approx(expected)
     assert "kl_coef" in made.state_dict()
+    for measured in (0.0, 1.0, 0.0):  # long stretches of one kind leave a weight that can still change
+        for _ in range(400):
+            adapt_kl_coef_(made.kl_coef, measured, 0.05)
+        assert made.kl_coef.item() == pytest.approx(1e10 if measured else 1e-10)
+    adapt_kl_coef_(none := torch.zeros(()), 1.0, 0.05)
+    assert none == 0.0
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "beta"])

@@ -80,7 +80,7 @@ def test_it_resumes_a_run_that_has_a_checkpoint_and_passes_sigterm_on(job, tmp_p
     script.send_signal(signal.SIGTERM)
     assert script.wait(60) == 143
     said = noted.read_text().splitlines()
-    assert said[-2:] == [f"ran -m rlrun resume {tmp_path / 'run'} resources.ray.address=10.0.0.7:6379 --if-needed", "saved"]
+    assert said[-2:] == [f"ran -m rlrun resume {tmp_path / 'run'} resources.ray.address=10.0.0.7:6379 resources.ray.nodes=3 --if-needed", "saved"]
 
 
 def test_a_job_that_is_started_again_before_the_first_checkpoint_begins_anew(job, tmp_path):

@@ -158,6 +158,10 @@ def test_actions_outside_the_space_are_refused():
     np.testing.assert_allclose(box.to_env(box.from_env(inside)), inside, atol=1e-6)
     assert Discrete(n=3, start=5).from_env(np.array([5, 7])).tolist() == [0, 2]
     assert Discrete(n=3, start=5).to_env(np.array([0, 2])).tolist() == [5, 7]
+    widest = Box(shape=(1,), dtype="float64", low=(-1.7e308,), high=(1.7e308,))  # no number holds the difference
+    ends = np.array([[-1.0], [0.0], [1.0]], np.float32)
+    assert widest.to_env(ends).ravel().tolist() == [-1.7e308, 0.0, 1.7e308]
+    assert (widest.from_env(widest.to_env(ends)) == ends).all()
 
 
 @pytest.mark.parametrize(

@@ -238,3 +238,18 @@ def test_masked_actions_have_probability_zero_and_do_no_harm():
         torch.tensor([1])
     ).item() == pytest.approx(0.0, abs=1e-6)
     assert math.exp(only.log_prob(torch.tensor([0])).item()) == 0.0
+
+
+def test_no_illegal_action_wins_however_low_the_others_are():
+    """Networks without bounds make such logits of observations that are as large."""
+    mask = torch.tensor([[False, True, False], [True, True, False]])
+    made = Categorical(logits := torch.tensor([[0.0, -2e9, 1.0], [-3e18, 5.0, 1e18]], requires_grad=True), mask)
+    assert made.log_probs.exp().tolist() == [[0.0, 1.0, 0.0], [0.0, 1.0, 0.0]] and made.mode().tolist() == [1, 1]
+    made.entropy().sum().backward()
+    assert torch.isfinite(logits.grad).all()
+
+
+def test_a_divergence_of_very_unlike_spreads_has_a_gradient():
+    log_std = torch.tensor([[-60.0, -20.0]], requires_grad=True)
+    Gaussian(torch.zeros(1, 2), log_std, (2,)).kl(Gaussian(torch.zeros(1, 2), torch.zeros(1, 2), (2,))).sum().backward()
+    assert torch.isfinite(log_std.grad).all()

@@ -300,6 +300,8 @@ def test_the_quantiles_of_student_are_those_of_the_tables():
         (0.95, 5, 2.0150),
         (0.995, 30, 2.7500),
         (0.975, 10_000, 1.9602),
+        (0.975, 20_000_000, 1.9600),
+        (0.9995, 500_000, 3.2905),
     ):
         assert t_quantile(probability, freedom) == pytest.approx(value, abs=5e-5)
 
