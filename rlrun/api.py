@@ -290,7 +290,9 @@ def _run_dir(given: Any) -> Path:
     except TypeError:
         raise UserError(f"a run is given by its directory, not by {given!r}") from None
     if not (path / "config.yaml").is_file():
-        raise UserError(f"{path} is not a run directory: it has no config.yaml")
+        from rlrun.core.saved_files import no_run
+
+        raise UserError(no_run(path))
     return path
 
 

@@ -20,6 +20,7 @@ from rlrun.core.numbers import number
 from rlrun.core.outputs import go_on_unread, open_outputs
 from rlrun.core.passwords import masked, masked_values
 from rlrun.core.plugins import TRUST, allow, only_installed
+from rlrun.core.saved_files import no_run
 
 # Hydra's own flags that make sense here. --multirun is not one of them, because `rlrun sweep` replaces it.
 FLAGS = (
@@ -200,7 +201,7 @@ def _compose(words: list[str], job: Any, config_name: str, folder: Path | None, 
             with open_dict(cfg):
                 del cfg["hydra"]
     except (HydraException, OmegaConfBaseException) as error:
-        raise UserError(translate(error, words)) from None
+        raise UserError(translate(error, words, folder)) from None
     except RecursionError:
         raise UserError("a file of these options contains itself (a YAML alias inside its own anchor)") from None
     if shown is not None:
@@ -339,7 +340,7 @@ def run_dir_argument(words: list[str], command: str) -> tuple[Path, list[str]]:
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from None
     if not there:
-        raise UserError(f"{path} is not a run directory: it has no config.yaml")
+        raise UserError(no_run(path))
     return path, [word for word in words if word != places[0]]
 
 

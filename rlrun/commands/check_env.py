@@ -20,6 +20,7 @@ import dataclasses
 import faulthandler
 import json
 import os
+import shlex
 import signal
 import sys
 import tempfile
@@ -67,6 +68,7 @@ def main(words: list[str]) -> int:
             raise UserError(
                 f"{key}: rlrun check-env takes seconds= and options of the environment, such as env.kwargs="
             )
+    train = [word for word in words if not word.startswith("seconds=")]
     changes = {key.removeprefix("env."): value for key, value in given.items()}
     if not as_json:
         print(f"rlrun check-env: {name}", flush=True)
@@ -83,8 +85,8 @@ def main(words: list[str]) -> int:
             print(f"  {line}")
         said = f"{errors} error{'s' * (errors != 1)} and {warnings} warning{'s' * (warnings != 1)}"
         print(f"  {said} after {time.monotonic() - begun:.0f} s")
-        if not errors and outcome.facts and not changes:
-            print(f"  rlrun train algo=ppo env={name} trains on it.")
+        if not errors and outcome.facts:
+            print(f"  To train on it: {shlex.join(['rlrun', 'train', 'algo=ppo', *train])}")
     return 2 if errors else 0
 
 

@@ -22,12 +22,13 @@ def main(words: list[str]) -> int:
         raise UserError("compare takes two run directories")
     from pathlib import Path
 
+    from rlrun.core.saved_files import no_run
     from rlrun.experiments.runs import SavedRun
     from rlrun.experiments.view import text_table
 
     for place in places:
         if not (Path(place) / "config.yaml").is_file():
-            raise UserError(f"{place} is not a run directory: it has no config.yaml")
+            raise UserError(no_run(Path(place)))
     one, other = (SavedRun(Path(place)) for place in places)
     rows = options(one, other)
     print(text_table(rows, ("option", "first", "second")) if rows else "Both runs have the same options.")

@@ -57,6 +57,12 @@ def main(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(__doc__)
         return 0 if words else 2
+    flag = next((word for word in words if word.startswith("--")), None)
+    if flag is not None:
+        raise UserError(
+            f"rlrun explain has no {flag}: it knows rlrun's own algorithms and options; those of your own are in your"
+            " files"
+        )
     name, *more = words
     if name.startswith("env="):
         return environment(name.removeprefix("env="), more)

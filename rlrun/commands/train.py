@@ -61,7 +61,9 @@ def again(words: list[str], plans: bool = False) -> int:
         given = words[place + 1] if place + 1 < len(words) else ""
     rest = words[:place] + words[place + (1 if equals else 2) :]
     if not (Path(given) / "config.yaml").is_file():
-        raise UserError(f"{given or FROM_RUN} is not a run directory: it has no config.yaml")
+        from rlrun.core.saved_files import no_run
+
+        raise UserError(no_run(Path(given)) if given else f"{FROM_RUN} takes a run directory")
     changes = parse_assignments(rest)
     own = trusted or signed(Path(given) / "config.yaml")
     values = saved_config(Path(given), trusted, unused=changes.keys())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -100,8 +101,8 @@ def asked_family(words: list[str]) -> str | None:
     return next((word.partition("=")[2] for word in words if word.lstrip("+").startswith("env.family=")), None)
 
 
-def translate(error: Exception, words: list[str]) -> str:
-    """Describes an exception of Hydra or OmegaConf in one sentence."""
+def translate(error: Exception, words: list[str], folder: Path | None = None) -> str:
+    """Describes an exception of Hydra or OmegaConf in one sentence. folder: the user's own folder of options."""
     text = str(error)
     cause = str(error.__cause__ or "")
     strange = next((word for word in words if "=" in word and not word.isascii()), None)
@@ -113,7 +114,7 @@ def translate(error: Exception, words: list[str]) -> str:
         inside = re.search(r"full_key: (\S+)", cause)  # of a dictionary that a word gives
         key = inside[1] if inside is not None and inside[1].startswith(f"{unknown[1]}.") else unknown[1]
         return belonging(key, words) or (
-            f"There is no option {key}{elsewhere(key)}.{counterpart(key, words) or nearest(key, words)}"
+            f"There is no option {key}{elsewhere(key)}.{counterpart(key, words) or nearest(key, words, folder)}"
         )
     placed = re.search(r"Could not override '(algo@[^']+)'", text)
     if placed:
@@ -161,8 +162,13 @@ def translate(error: Exception, words: list[str]) -> str:
 
 
 def with_keys(words: Sequence[str]) -> str:
-    """Returns '. Did you mean algo=ppo env=CartPole-v1?' where all words without a key are names that are known."""
+    """Returns '. Did you mean algo=ppo env=CartPole-v1?' where all words without a key are names that are known, and
+    where a value was parted at its spaces, how to keep it together."""
     from rlrun.envs.names import names
+
+    if "to" in words and (first := words.index("to")) > 0 and "=" in words[first - 1]:
+        parted = " ".join([words[first - 1], *itertools.takewhile(lambda word: "=" not in word, words[first:])])
+        return f". A value with spaces needs quotes: '{parted}'"
 
     groups = (("algo", options("algo")), ("tuned", options("tuned")), ("env", names()))
     bare = [word for word in words if "=" not in word and not word.startswith("-")]
@@ -170,8 +176,12 @@ def with_keys(words: Sequence[str]) -> str:
     return f". Did you mean {' '.join(map(str, found))}?" if found and None not in found else ""
 
 
-def nearest(key: str, words: list[str]) -> str:
-    """Returns ' Did you mean ...?' with an option of the chosen algorithm, or of the inner one for its keys."""
+def nearest(key: str, words: list[str], folder: Path | None = None) -> str:
+    """Returns ' Did you mean ...?' with an option of the chosen algorithm, or of the inner one for its keys.
+
+    folder: the user's own folder of options."""
+    if (own := own_keys(words, folder)) is not None:
+        return closest(key, own)
     algo = chosen(words)
     inner = chosen(words, "algo@algo.inner") or (inner_algorithm(algo) if algo else None)
     if key.startswith("algo.inner."):
@@ -179,6 +189,20 @@ def nearest(key: str, words: list[str]) -> str:
             key, [name.replace("algo.", "algo.inner.", 1) for name in known_keys(inner) if name.startswith("algo.")]
         )
     return closest(key, [name for name in known_keys(algo) if name != key])
+
+
+def own_keys(words: list[str], folder: Path | None) -> list[str] | None:
+    """Returns the dotted keys of an algorithm of the user's own and of those that its file begins with; None where the
+    chosen algorithm is rlrun's."""
+    import yaml
+
+    name = dict(word.split("=", 1) for word in words if "=" in word).get("algo")
+    if folder is None or name not in files(folder / "algo"):
+        return None
+    values = yaml.safe_load((folder / "algo" / f"{name}.yaml").read_text()) or {}
+    bases = [line for line in values.get("defaults", ()) if line in options("algo")]
+    others = [key for base in bases or [None] for key in known_keys(base) if bases or not key.startswith("algo.")]
+    return [*(f"algo.{key}" for key in values if key != "defaults"), *others]
 
 
 def elsewhere(key: str) -> str:

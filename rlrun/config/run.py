@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from rlrun.config.algorithms import algorithm_class
 from rlrun.config.automatic import settled
 from rlrun.config.paths import options
-from rlrun.config.types import ConfigError, numbers_read, typed
+from rlrun.config.types import ConfigError, MissingOption, numbers_read, typed
 from rlrun.core.algorithm import Algorithm, Inner
 from rlrun.core.duties import CheckpointConfig, StopConfig
 from rlrun.core.errors import UserError, closest
@@ -121,7 +121,18 @@ def type_algorithm(values: dict[str, Any], path: str = "algo") -> Inner:
         values = {**values, "inner": type_algorithm(values["inner"], f"{path}.inner")}
     # `module` only says where the class is, so that Config does not have it
     values = {key: value for key, value in values.items() if key != "module"}
-    return Inner(algorithm, typed(importlib.import_module(algorithm.__module__).Config, values, path))
+    kind = importlib.import_module(algorithm.__module__).Config
+    try:
+        return Inner(algorithm, typed(kind, values, path))
+    except ConfigError as error:
+        if kind.__module__.startswith("rlrun."):
+            raise
+        own = f"{kind.__module__}:{kind.__name__}"
+        if isinstance(error, MissingOption):
+            said = f"{error}, which {own} needs: write it in the YAML file of algo={values.get('name')}, or as a word"
+        else:
+            said = f"{error} Options of algo={values.get('name')} are the fields of {own}"
+        raise type(error)(said) from None
 
 
 def _type_options(options: dict[str, Any], inner: dict[str, Any], path: str) -> dict[str, Inner]:

@@ -151,7 +151,7 @@ def _convert(kind: Any, value: Any, path: str) -> Any:
         return typed(kind, value, path)  # type: ignore[arg-type]
     if origin is tuple:
         if not isinstance(value, list | tuple):
-            raise ConfigError(f"{path} must be a list, not {value!r}")
+            raise ConfigError(f"{path} must be a list, not {value!r}: write '{path}=[{value}]'")
         if Ellipsis not in args and len(value) != len(args):
             raise ConfigError(f"{path} must be a list of {len(args)}, not {value!r}")
         return tuple(_convert(args[0], item, f"{path}[{i}]") for i, item in enumerate(value))

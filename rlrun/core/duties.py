@@ -153,8 +153,8 @@ class Stops:
             return f"{steps} env steps; nothing was learnt, because {why}"
         if steps == self.total:
             return f"{steps} env steps"
-        last = "inside the last update, which was finished" if self.updated else "with the last rows, taken together"
-        return f"{steps} env steps; env_steps={self.total} was reached {last}"
+        why = "the last update was finished" if self.updated else "environments step together"
+        return f"{steps} env steps, a few more than env_steps={self.total} because {why}"
 
 
 class Saves:

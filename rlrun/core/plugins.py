@@ -109,6 +109,15 @@ def import_named(module: str, option: str) -> ModuleType:
         ) from None
 
 
+def lacking(error: ImportError, module: str) -> str:
+    """What an import lacks, as the end of a sentence: the module itself, or what it imports."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return str(error)
+    if module == error.name or module.startswith(f"{error.name}."):
+        return f"{error} ({module} is looked for in the current folder and on PYTHONPATH)"
+    return f"it imports {error.name}, which is not installed"
+
+
 def load_object(name: str, option: str, base: type | tuple[type, ...] | None = None) -> Any:
     """Returns the object that `package.module:Name` names. Raises UserError, which names the option, if it does not
     exist or cannot be imported.
@@ -124,7 +133,7 @@ def load_object(name: str, option: str, base: type | tuple[type, ...] | None = N
     except UserError:
         raise
     except ImportError as error:
-        raise UserError(f"{option}={name}: cannot import {module}: {error}") from None
+        raise UserError(f"{option}={name}: cannot import {module}: {lacking(error, module)}") from None
     except Exception as error:  # the user's own module may raise anything
         raise UserError(f"{option}={name}: importing {module} fails: {told(error, __file__)}") from None
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -81,3 +82,13 @@ def check_run_config(values: Mapping[str, Any], path: Path) -> None:
             raise UserError(f"{path} is not the config of a run: {group} has no name")
     if not isinstance(values.get("seed"), int):
         raise UserError(f"{path} is not the config of a run: it has no seed")
+
+
+def no_run(path: Path) -> str:
+    """Says why a folder without a config.yaml is no run directory, and which one may be meant."""
+    if not path.exists():
+        return f"there is no folder {path}"
+    inside = itertools.chain(*(path.glob(f"{'*/' * depth}config.yaml") for depth in (1, 2, 3)))
+    below = max(inside, key=lambda file: file.stat().st_mtime, default=None)
+    meant = f"; a run below it is {below.parent}" if below is not None else ""
+    return f"{path} is not a run directory: it has no config.yaml{meant}"

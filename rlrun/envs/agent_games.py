@@ -104,7 +104,11 @@ class ParallelGame:
         return AgentsStep(obs, reward, terminated, truncated, info)
 
     def render(self) -> Any:
-        return self.env.render()
+        try:
+            return self.env.render()
+        except NotImplementedError:  # as PettingZoo's classes raise where a subclass does not draw
+            said = f"{type(self.env).__name__} has no render(), which returns a picture, [height, width, 3] of uint8"
+            raise UserError(f"this environment cannot draw itself: {said}") from None
 
     def close(self) -> None:
         self.env.close()
@@ -285,10 +289,16 @@ def make_game(cfg: AgentsConfig, render: bool = False) -> ParallelGame | TupleGa
     if isinstance(made, gymnasium.Env) and over_agents(made):
         return TupleGame(made, _limit(made))
     one = isinstance(made, gymnasium.Env)
+    if not one:
+        raise UserError(
+            f"env={cfg.name} makes {type(made).__name__}, which is no environment: it derives neither from"
+            " gymnasium.Env nor, for several agents, from pettingzoo.ParallelEnv or AECEnv; `rlrun check-env"
+            f" {cfg.name}` says how to mend it"
+        )
     raise UserError(
         f"env={cfg.name} makes {type(made).__name__}, which is no environment with several agents: neither PettingZoo's"
         " (parallel or AEC) nor a Gymnasium environment whose observations and actions are tuples over the same agents"
-        + (". For one agent, name its class, env=my_package:MyEnv, or register an id for it" if one else "")
+        ". For one agent, name its class, env=my_package:MyEnv, or register an id for it"
     )
 
 

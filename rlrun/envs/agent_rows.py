@@ -110,7 +110,7 @@ def _put(rows: Any, column: int, space: Space, value: Any) -> None:
         return
     given = np.asarray(value) if isinstance(space, Box) else space.from_env(np.asarray(value))
     if given.shape != space.field.shape:
-        raise ValueError(f"an observation of shape {given.shape}, and its space is {space}")
+        raise ValueError(f"an observation of the shape {given.shape}, and its space is {space}")
     if given.shape == rows.shape[1:]:
         rows[column] = given
     else:

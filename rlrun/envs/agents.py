@@ -25,6 +25,7 @@ from rlrun.envs.agent_rows import AgentSpaces, action_of, agent_rows, blank, one
 from rlrun.envs.agent_spaces import common, spaces_of, with_id
 from rlrun.envs.gym_spaces import MASK, typed_actions
 from rlrun.envs.infos import numbers_of
+from rlrun.envs.misfits import paid
 from rlrun.envs.names import numbered
 from rlrun.envs.own_state import state_of
 
@@ -300,7 +301,6 @@ class AgentsEnv:
                     values[columns] = np.nan
                 is_first[columns] = True
         self._check(action)
-        self._check_rewards(reward)
         failed = self.remade.told(self.remade.take(over))
         return Step(self.rows, reward, terminated, truncated, valid, is_first, info, decided, failed)
 
@@ -340,13 +340,13 @@ class AgentsEnv:
             self._check_outcome(env, agent, outcome)
             terminated[column] = bool(outcome.terminated.get(agent, False))
             truncated[column] = bool(outcome.truncated.get(agent, False)) and not terminated[column]
-        for agent, paid in outcome.reward.items():
+        for agent, given in outcome.reward.items():
             column = first + self._number(agent, env)
             if self.there[column]:  # an agent that did not take part is paid nothing
-                try:
-                    reward[column] = paid
-                except (TypeError, ValueError) as error:
-                    raise self._failed(env, f"returned the reward {paid!r} for the agent {agent!r}", error) from error
+                reward[column], what = paid(given)
+                if what is not None:
+                    said = f"returned for the agent {agent!r} in step {self.taken[env]} {what}"
+                    raise self._promise(env, said, "return a finite number for every agent that acted")
         over = not present
         limit = self.cfg.max_episode_steps
         if limit is not None and self.taken[env] >= limit and not over:
@@ -422,14 +422,10 @@ class AgentsEnv:
             if stuck.any():
                 raise self._bad(int(np.argmax(stuck)), "an action_mask that leaves no legal action")
 
-    def _check_rewards(self, reward: np.ndarray) -> None:
-        if not np.isfinite(reward).all():
-            column = int(np.argmin(np.isfinite(reward)))
-            raise self._bad(column, f"the reward {reward[column]}")
-
     def _bad(self, column: int, what: str) -> EnvError:
-        many = len(self.names)
-        return self._error(column // many, f"returned {what} for the agent {self.names[column % many]!r}")
+        env, agent = divmod(column, len(self.names))
+        said = f"returned {what} for the agent {self.names[agent]!r} in step {self.taken[env]}"
+        return self._error(env, f"{said} (rlrun check-env {self.cfg.name} looks for such mistakes)")
 
     def frame(self) -> np.ndarray | None:
         """Renders the first environment: [H, W, 3] uint8, or None where it draws nothing. It needs render=True."""

@@ -109,9 +109,12 @@ class GymChecks:
                 made = self.make()
             except Exception as error:  # the user's own constructor may raise anything
                 what = str(error) if type(error).__name__ == "UserError" else f"it cannot be made: {raised(error)}"
-                self.report.error(
-                    "make", what, "make it in Python alone first; env.kwargs={name: value} gives arguments"
-                )
+                mend = "make it in Python alone first; env.kwargs={name: value} gives arguments"
+                lacks = getattr(error, "name", None) if isinstance(error, AttributeError) else None
+                if lacks in ("observation_space", "action_space"):
+                    what = f"it has no {lacks}"
+                    mend = "set self.observation_space and self.action_space in __init__()"
+                self.report.error("make", what, mend)
                 raise Stop from None
         self.made.append(made)
         return made

@@ -15,7 +15,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from rlrun.core.conditions import REWARDS, OnlyFor, OnlyWith
 from rlrun.core.errors import UserError, closest, told
 from rlrun.core.installing import install_line
-from rlrun.core.plugins import import_named, load_object
+from rlrun.core.plugins import import_named, lacking, load_object
 from rlrun.core.ranges import Count
 from rlrun.core.specs import Box, EnvSpec, any_legal, leaves
 from rlrun.envs import drawing, rewards
@@ -131,10 +131,7 @@ def find(name: str) -> gymnasium.envs.registration.EnvSpec:
         try:
             import_named(module, f"env={name}")
         except ImportError as error:
-            raise UserError(
-                f"env={name}: cannot import {module}: {error} (it is looked for in the current folder and on"
-                " PYTHONPATH)"
-            ) from None
+            raise UserError(f"env={name}: cannot import {module}: {lacking(error, module)}") from None
         found = getattr(sys.modules[module], name_only, None)
         if isinstance(found, type) and issubclass(found, gymnasium.Env):
             return gymnasium.envs.registration.EnvSpec(name_only, entry_point=found)  # type: ignore[arg-type]

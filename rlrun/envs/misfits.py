@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -52,6 +53,30 @@ class Looker:
         return promised is not None and promised.kind == "f" and getattr(observation, "dtype", promised).kind in "iu"
 
 
+def paid(reward: Any) -> tuple[float, str | None]:
+    """A reward as a float, and what is wrong with it as part of a sentence, or None if rows can hold it."""
+    try:
+        number = float("none" if isinstance(reward, str | bytes) else reward)
+    except (TypeError, ValueError):
+        return 0.0, f"the reward {' '.join(repr(reward).split())}, which is no number"
+    if abs(number) <= LARGEST:
+        return number, None
+    return number, f"the reward {number}{', which float32 cannot hold' if math.isfinite(number) else ''}"
+
+
+def amiss(outcome: Any, count: int, wanted: str) -> str | None:
+    """What is wrong with what an environment's method returned, as part of a sentence, or None if it has `count` parts.
+    wanted: the names of the parts."""
+    if isinstance(outcome, tuple | list) and len(outcome) == count:
+        return None
+    what = (
+        f"{len(outcome)} values"
+        if isinstance(outcome, tuple | list)
+        else f"a value of the type {type(outcome).__name__}"
+    )
+    return f"{what}, and must return {wanted}"
+
+
 def useless(space: gymnasium.Space) -> Callable[[Any], str | None]:
     """Returns a function that says why nothing can be learnt from an observation, or None if it can: its shape is not
     that of the space, or it holds NaN, infinity, or a number that becomes infinite in float32. It takes a microsecond
@@ -59,7 +84,15 @@ def useless(space: gymnasium.Space) -> Callable[[Any], str | None]:
     if isinstance(space, spaces.Dict | spaces.Tuple):
         parts = space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces)
         looks = [(key, useless(part)) for key, part in parts]
-        return lambda value: next((said for key, look in looks if (said := look(value[key])) is not None), None)
+
+        def look_inside(value: Any) -> str | None:
+            try:
+                return next((said for key, look in looks if (said := look(value[key])) is not None), None)
+            except (KeyError, IndexError, TypeError):  # a part is missing, or this is no dictionary
+                found = misfit(space, value, "it")
+                return f"an observation that is not in its space: {found.what if found else shown(value)}"
+
+        return look_inside
     if not isinstance(space, spaces.Box):
         return lambda value: None
     shape, floats = space.shape, space.dtype is not None and np.dtype(space.dtype).kind == "f"
@@ -67,6 +100,8 @@ def useless(space: gymnasium.Space) -> Callable[[Any], str | None]:
     def look(value: Any) -> str | None:
         array = value if isinstance(value, np.ndarray) else np.asarray(value)
         if array.shape != shape:
+            if value is None:
+                return "the observation None"
             return f"an observation of the shape {array.shape}, and its space is Box({list(shape)}, {space.dtype})"
         if floats:
             flat = array.reshape(-1)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import random
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -16,9 +17,9 @@ from rlrun.core.errors import EnvError, told
 from rlrun.core.pulse import RESET, doing, next_step
 from rlrun.core.restarts import Remade
 from rlrun.envs.infos import numbers_of
-from rlrun.envs.misfits import Looker, useless
+from rlrun.envs.misfits import Looker, amiss, paid, useless
 
-LARGEST = float(np.finfo(np.float32).max)  # of what a row can hold
+GYMNASIUM = Path(gymnasium.__file__).parent
 
 
 @contextmanager
@@ -32,17 +33,6 @@ def global_generators(seed: int) -> Iterator[None]:
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
-
-
-def _paid(reward: Any) -> tuple[float, str | None]:
-    """A reward as a float, and what is wrong with it as part of a sentence, or None if rows can hold it."""
-    try:
-        paid = float(reward)
-    except (TypeError, ValueError):
-        return 0.0, f"the reward {' '.join(repr(reward).split())}, which is no number"
-    if abs(paid) <= LARGEST:
-        return paid, None
-    return paid, f"the reward {paid}{', which float32 cannot hold' if math.isfinite(paid) else ''}"
 
 
 class NamedEnv(gymnasium.Wrapper):
@@ -75,9 +65,11 @@ class NamedEnv(gymnasium.Wrapper):
             self.seed = seed
         with doing(RESET):
             outcome = self.env.reset(seed=seed, options=options)
-        self._look(outcome[0])
-        if (what := self.useless(outcome[0])) is not None:
-            raise ValueError(f"it returned {what} (rlrun check-env {self.name} looks for such mistakes)")
+        if (what := amiss(outcome, 2, "(observation, info)")) is None:
+            self._look(outcome[0])
+            what = self.useless(outcome[0])
+        if what is not None:
+            raise ValueError(f"it returned {what}{self._hint()}")
         observation, info = outcome
         self.told = numbers_of(info)
         return observation, {}
@@ -88,18 +80,17 @@ class NamedEnv(gymnasium.Wrapper):
         next_step()
         try:
             outcome = self.env.step(action)
-            if outcome[2] is None or outcome[3] is None:  # an array of bools would silently hold False
-                raise TypeError(
-                    "it returned None for terminated or truncated, and each must be a bool"
-                    f" (rlrun check-env {self.name} looks for such mistakes)"
-                )
-            self._look(outcome[0])
+            if (what := amiss(outcome, 5, "(observation, reward, terminated, truncated, info)")) is not None:
+                raise ValueError(f"it returned {what}{self._hint()}")
             observation, reward, terminated, truncated, info = outcome
-            paid, what = _paid(reward)
+            if terminated is None or truncated is None:  # an array of bools would silently hold False
+                raise TypeError(f"it returned None for terminated or truncated, and each must be a bool{self._hint()}")
+            self._look(observation)
+            number, what = paid(reward)
             if (what := self.useless(observation) or what) is not None:
-                raise ValueError(f"it returned {what} (rlrun check-env {self.name} looks for such mistakes)")
+                raise ValueError(f"it returned {what}{self._hint()}")
             self.told = numbers_of(info)
-            return observation, paid, bool(terminated), bool(truncated), {}
+            return observation, number, bool(terminated), bool(truncated), {}
         except Exception as error:
             failed = self._failed(f"step {self.steps} on action {' '.join(str(action).split())}", error)
             obs, info = self._anew(failed, error)
@@ -134,4 +125,10 @@ class NamedEnv(gymnasium.Wrapper):
 
     def _failed(self, doing: str, error: Exception) -> EnvError:
         one = range(self.number, self.number + 1)
-        return EnvError(self.name, one, self.seed, f"failed in {doing}: {told(error, __file__)}")
+        frames = traceback.extract_tb(error.__traceback__)
+        # What Gymnasium's own code does not understand, as five values that were four, check-env explains.
+        hint = self._hint() if frames and Path(frames[-1].filename).is_relative_to(GYMNASIUM) else ""
+        return EnvError(self.name, one, self.seed, f"failed in {doing}: {told(error, __file__)}{hint}")
+
+    def _hint(self) -> str:
+        return f" (rlrun check-env {self.name} looks for such mistakes)"

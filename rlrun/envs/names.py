@@ -260,6 +260,8 @@ def family_of(name: str, family: str | None = None, needed: bool = True) -> tupl
         return "gym", name
     if not games() and "-" not in name:
         raise UserError(f"env={name} is not a Gymnasium id; if it is an Atari game: {ATARI}")
+    if re.fullmatch(r"\w+", name) and Path(f"{name}.py").is_file():
+        raise UserError(f"env={name}: name a class of {name}.py too, as in env={name}:MyEnv")
     raise UserError(
         f"There is no env {name!r}.{closest(name, [*names(), *own_names()])} (rlrun list envs shows all; your own:"
         " env=my_package:MyEnv-v0)"

@@ -51,7 +51,8 @@ class SubmittedJob:
                 preexec_fn=deaf,
             )
         code = self.process.wait()
-        if code == 128 + signal.SIGTERM and preempted() and scontrol("requeue") is not None:
+        if code == 128 + signal.SIGTERM and preempted():
+            scontrol("requeue")  # fails where SLURM does it by itself
             time.sleep(ENDING_SEC)  # a result would tell the sweep that this job is over; SLURM ends this process soon
         return code
 
@@ -68,9 +69,10 @@ class SubmittedJob:
 
 
 def preempted() -> bool:
-    """Whether SLURM ends this job for one of more importance, of which it warns with SIGTERM alone on most clusters."""
+    """Whether SLURM ends this job for one of more importance, of which most clusters warn with SIGTERM alone, and may
+    run it again."""
     said = dict(word.split("=", 1) for word in (scontrol("--oneliner", "show", "job") or "").split() if "=" in word)
-    return said.get("PreemptTime", "None") not in ("None", "Unknown", "(null)")
+    return said.get("PreemptTime", "None") not in ("None", "Unknown", "(null)") and said.get("Requeue") != "0"
 
 
 def scontrol(*words: str) -> str | None:

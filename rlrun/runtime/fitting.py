@@ -27,6 +27,16 @@ def make_spec(config: Typed, needs: Needs) -> EnvSpec:
     return replace(spec, agents=replace(spec.agents, teams=tuple(teams.items()))) if teams else spec  # type: ignore[type-var]
 
 
+ACTIONS = {  # what kinds of actions are called
+    "discrete": "one choice (Discrete)",
+    "multi_discrete": "several choices (MultiDiscrete)",
+    "multi_binary": "switches (MultiBinary)",
+    "box": "numbers (Box)",
+    "nested": "a Dict or a Tuple",
+}
+ALSO = {"discrete": " or dqn", "box": " or sac"}  # algorithms for a kind of actions, besides ppo, which is for all
+
+
 def check_fitting(config: Typed, spec: EnvSpec, needs: Needs) -> None:
     """Raises UserError if algorithm, environment, runner and replay do not fit together."""
     name, runner = config.algo.name, config.runner
@@ -38,7 +48,10 @@ def check_fitting(config: Typed, spec: EnvSpec, needs: Needs) -> None:
         others = "replay" if needs.replay is not None else "on_policy or actor_learner"
         raise UserError(f"runner={runner.name} learns one policy, and {name} has several; use runner={others}")
     if spec.action.kind not in needs.actions:
-        raise UserError(f"{name} needs {' or '.join(needs.actions)} actions; {spec.name} has {spec.action}")
+        raise UserError(
+            f"{name} is for actions that are {' or '.join(ACTIONS[kind] for kind in needs.actions)}; {spec.name} has"
+            f" {spec.action}. Choose another algorithm, such as ppo{ALSO.get(spec.action.kind, '')}"
+        )
     if needs.on_policy and not runner.synchronous:
         raise UserError(
             f"{name} learns from the newest policy's rows alone; runner={runner.name} would hand it older ones"

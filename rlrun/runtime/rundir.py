@@ -72,7 +72,10 @@ class RunDir:
         try:
             self.lock.acquire()
         except Held as error:
-            raise UserError(f"{self.path} is in use by {error}") from None
+            raise UserError(
+                f"{self.path} is in use by {error}; wait until that ends, or let it save and end with Ctrl-C in its"
+                " terminal, or with kill and its number"
+            ) from None
         except OSError as error:
             raise UserError(f"the run directory {self.path} is not writable: {error.strerror}") from None
 

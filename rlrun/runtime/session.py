@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import math
 import os
 import shlex
@@ -122,6 +123,7 @@ def run(
             again.pause()
             again.count_lost_time(ended)
             restored, callbacks = ended, None
+            let_go()
     except OSError as error:  # outside of the training itself, as where a resumed run finds no space for its files
         if (said := refused(error)) is None:
             raise
@@ -132,6 +134,14 @@ def run(
         announce("")
         signals.restore()
         directory.release()
+
+
+def let_go() -> None:
+    """Frees what a session held, which may be a large replay, before the next one is made. Its objects know each other,
+    so that they would wait for Python's collector, which does not know how large tensors are."""
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 class _Session:

@@ -694,8 +694,8 @@ def test_a_trained_run_acts_for_every_agent_and_is_exported(tmp_path):
     "fault, said",
     [
         ("raises", "failed in step 2 on the actions .*told to fail"),
-        ("shape", r"does not fit for the agent 'b': ValueError: an observation of shape \(4,\)"),
-        ("reward", r"returned the reward \[1, 2\] for the agent 'b': (TypeError|ValueError)"),
+        ("shape", r"does not fit for the agent 'b': ValueError: an observation of the shape \(4,\)"),
+        ("reward", r"returned for the agent 'b' in step 2 the reward \[1, 2\], which is no number: return a finite number"),
         ("unknown", "'z', which is not one of its possible_agents"),
         ("nothing", "failed in step 2 on the actions .*NoneType"),
     ],
