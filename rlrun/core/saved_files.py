@@ -89,6 +89,7 @@ def no_run(path: Path) -> str:
     if not path.exists():
         return f"there is no folder {path}"
     inside = itertools.chain(*(path.glob(f"{'*/' * depth}config.yaml") for depth in (1, 2, 3)))
-    below = max(inside, key=lambda file: file.stat().st_mtime, default=None)
+    runs = (file for file in inside if (file.parent / "progress.jsonl").exists())
+    below = max(runs, key=lambda file: file.stat().st_mtime, default=None)
     meant = f"; a run below it is {below.parent}" if below is not None else ""
     return f"{path} is not a run directory: it has no config.yaml{meant}"

@@ -25,6 +25,9 @@ from rlrun.envs.mujoco import listen, uses_mujoco
 from rlrun.envs.names import absent, check_present
 from rlrun.envs.wrapped import Pixels, Repeat
 
+# Gymnasium warns of the first observations that do not fit, many times and in colour; rlrun says it once (misfits.py).
+warnings.filterwarnings("ignore", category=UserWarning, module=r"gymnasium\.(utils\.passive_env_checker|spaces\.box)")
+
 CHANGE_NOTHING = (
     gymnasium.wrappers.FilterObservation,
     gymnasium.wrappers.OrderEnforcing,

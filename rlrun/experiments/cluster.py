@@ -9,6 +9,7 @@ itself loads nothing from a pickle.
 from __future__ import annotations
 
 import getpass
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -66,29 +67,35 @@ def changed(log: Path) -> int | None:
         return None
 
 
-def squeue() -> set[str]:
-    """The ids of this user's jobs that wait in SLURM's queue or run. Raises OSError or SubprocessError."""
-    command = ["squeue", "--noheader", "--format=%A", f"--user={getpass.getuser()}"]
-    return set(subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split())
+def squeue() -> dict[str, str]:
+    """The ids of this user's jobs that wait in SLURM's queue or run, with their states, such as PD (pending) and R
+    (runs). Raises OSError or SubprocessError."""
+    command = ["squeue", "--noheader", "--format=%A %t", f"--user={getpass.getuser()}"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout.split()
+    return dict(zip(said[::2], said[1::2], strict=False))
 
 
 class Listing:
     """Says which jobs SLURM has, and asks it every LIST_SEC. submitit asks sacct, which needs a database of jobs that
     not every cluster has."""
 
-    def __init__(self, ask: Callable[[], set[str]] = squeue):
-        self.ask, self.ids, self.asked = ask, set[str](), -LIST_SEC
+    def __init__(self, ask: Callable[[], dict[str, str]] = squeue):
+        self.ask, self.ids, self.asked = ask, dict[str, str](), -LIST_SEC
         self.answered = False
 
-    def has(self, one: str) -> bool:
-        """Whether SLURM has a job, or does not answer."""
+    def state(self, one: str) -> str | None:
+        """The state of a job; None where SLURM does not have it, and "" where it does not answer."""
         if time.monotonic() - self.asked >= LIST_SEC:
             self.asked, self.answered = time.monotonic(), False
             try:
                 self.ids, self.answered = self.ask(), True
             except (OSError, subprocess.SubprocessError):  # its controller is restarted, or busy
                 pass
-        return not self.answered or one in self.ids
+        return self.ids.get(one) if self.answered else ""
+
+    def has(self, one: str) -> bool:
+        """Whether SLURM has a job, or does not answer."""
+        return self.state(one) is not None
 
 
 class Queued:
@@ -100,6 +107,7 @@ class Queued:
         listing: which jobs SLURM has; None where submitit itself knows whether the job goes on."""
         self.handle, self.log, self.before, self.listing = handle, log, before, listing
         self.gone: float | None = None  # since when SLURM does not have it
+        self.cancelled = False
 
     @property
     def begun(self) -> bool:
@@ -110,17 +118,29 @@ class Queued:
         if self.listing is None:
             return self._code() if self.handle.done() else None
         if self.handle.paths.result_pickle.exists():
-            return self._code()
+            return self._ended(self._code())
         if self.listing.has(self.handle.job_id):
             self.gone = None
             return None
         self.gone = self.gone or time.monotonic()
         return LOST if time.monotonic() - self.gone > GONE_SEC else None
 
+    def _ended(self, code: int) -> int | None:
+        """The exit code of a job, or None where SLURM has ended it in order to run it again, as it may without a
+        warning."""
+        if code != 128 + signal.SIGTERM or self.cancelled:
+            return code
+        state = self.listing.state(self.handle.job_id) if self.listing is not None else None
+        if state == "PD":
+            self.handle.paths.result_pickle.unlink(missing_ok=True)
+        return code if state is None else None
+
     def send_signal(self, number: int) -> None:
+        self.cancelled = True
         self.handle.cancel(check=False)  # SIGTERM, which a run answers with a checkpoint
 
     def kill(self) -> None:
+        self.cancelled = True
         self.handle.cancel(check=False)
 
     def wait(self) -> int:

@@ -587,8 +587,8 @@ def test_sac_of_images_learns_its_encoders_by_the_right_losses(typed):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["algo=ddpg", "env=CartPole-v1"], "ddpg needs box actions"),
-        (["algo=td3", "env=Pong"], "td3 needs box actions"),
+        (["algo=ddpg", "env=CartPole-v1"], r"ddpg is for actions that are numbers \(Box\); CartPole-v1 has Discrete\(2\).*such as ppo or dqn"),
+        (["algo=td3", "env=Pong"], "td3 is for actions that are numbers"),
         (["algo=ddpg", "env=rlrun/IdentityBox-v0", "++env.kwargs.high=inf"], "has unbounded actions"),
         (["algo=sac", "env=rlrun/IdentityBox-v0", "++env.kwargs.high=inf"], "has unbounded actions"),
         (

@@ -453,7 +453,7 @@ def test_illegal_actions_are_never_chosen(typed, kind):
 
 
 @pytest.mark.parametrize("words, said", [
-    (["algo=dqn", "env=Pendulum-v1"], "dqn needs discrete actions; Pendulum-v1 has Box"),
+    (["algo=dqn", "env=Pendulum-v1"], r"dqn is for actions that are one choice \(Discrete\); Pendulum-v1 has Box.*ppo or sac"),
     (["algo=dqn", "env=CartPole-v1", "algo.batch_size=100", "replay.capacity=50"], "batch_size=100 is more than the 50 rows of replay.capacity"),
     (["algo=apex", "env=CartPole-v1", "replay.capacity=300"], "algo.inner.batch_size=512 is more than the 300 rows"),
     (["algo=apex_ddpg", "env=Pendulum-v1", "model/memory=lstm"], "inside Ape-X, has no memory: set model/memory=none"),

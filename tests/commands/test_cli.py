@@ -88,7 +88,7 @@ BAD = [
     (["explain", "ppo", "dqn"], "'dqn' is one too many"),
     (["explain", "env=TwoStepGame-v0", "algo.lr=1"], "options such as env.kwargs"),
     (["benchmark", "throughputt"], "Did you mean throughput"),
-    (["evaluate", "/nowhere"], "not a run directory"),
+    (["evaluate", "/nowhere"], "there is no folder /nowhere"),
     (["watch"], "takes one run directory"),
     (["train", "algo=sac", "env=Pendulum-v1", "algo.target_tua=1"], "Did you mean algo.target_tau"),
     (
@@ -123,7 +123,7 @@ BAD = [
     (["compare", "a", "a", "--foo"], "There is no flag --foo here. This command takes no flags."),
     (["setup", "--plan"], "name them, as in rlrun setup mujoco --plan"),
     (["train", "resume=runs/some"], "rlrun resume RUN_DIR goes on with one"),
-    (["resume", "/nowhere", "env_steps=1"], "not a run directory"),
+    (["resume", "/nowhere", "env_steps=1"], "there is no folder /nowhere"),
     ([*CARTPOLE, "logger=wandb"], "There is no logger 'wandb'. There are: console"),
     (["train", "algo=pg", "env=[CartPole-v1,Acrobot-v1]"], "env= takes one name, without brackets; rlrun sweep takes"),
     ([*CARTPOLE, "resources=[debug,auto]"], "resources= takes one name"),
@@ -210,7 +210,7 @@ def test_a_value_that_is_cut_off_or_missing_is_a_sentence(word, said):
 
 @pytest.mark.parametrize("words", [["x" * 300], ["missing", f"algo.hidden=[{'8,' * 200}8]"]])
 def test_a_word_that_no_path_can_be_is_a_sentence(words):
-    with pytest.raises(UserError, match=r"cannot be read: File name too long|is not a run directory"):
+    with pytest.raises(UserError, match=r"cannot be read: File name too long|there is no folder missing"):
         cli._dispatch(["evaluate", *words])
 
 

@@ -200,8 +200,8 @@ def test_a_module_that_ends_the_process_gets_a_sentence(words, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize("words, said", [
-    ([], "--from-run is not a run directory"),
-    (["nowhere"], "nowhere is not a run directory"),
+    ([], "--from-run takes a run directory"),
+    (["nowhere"], "there is no folder nowhere"),
 ])  # fmt: skip
 def test_from_run_needs_a_run(words, said):
     with pytest.raises(UserError, match=said):
@@ -368,3 +368,26 @@ class Sized(CartPoleEnv):
     def __init__(self, size):
         super().__init__()
 """
+
+
+def test_a_typo_in_an_option_of_an_own_algorithm_is_answered_with_its_own(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLE)
+    own = ["--trust", f"--config-dir={EXAMPLE / 'conf'}", "algo=clipped_pg", "env=CartPole-v1"]
+    with pytest.raises(UserError, match=r"There is no option algo\.boundd\. Did you mean algo\.bound"):
+        _dispatch(["train", *own, "algo.boundd=3"])
+    (tmp_path / "algo").mkdir()
+    text = (EXAMPLE / "conf" / "algo" / "clipped_pg.yaml").read_text()
+    for name, changed, said in (
+        ("more", f"{text}speed: 3\n", r"algo\.speed\..* Options of algo=more are the fields of my_rl\.clipped_pg:Config"),
+        ("less", re.sub("(?m)^bound:.*$", "", text), r"algo\.bound has no value, which my_rl\.clipped_pg:Config needs: write it in"),
+    ):
+        (tmp_path / "algo" / f"{name}.yaml").write_text(changed.replace("name: clipped_pg", f"name: {name}"))
+        with pytest.raises(UserError, match=said):
+            _dispatch(["train", "--trust", f"--config-dir={tmp_path}", f"algo={name}", "env=CartPole-v1"])
+
+
+def test_an_import_that_lacks_a_package_names_it(tmp_path, monkeypatch):
+    (tmp_path / "needs_more.py").write_text("import no_such_simulator\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match="cannot import needs_more: it imports no_such_simulator, which is not installed"):
+        _dispatch(["train", "algo=ppo", "env=needs_more:Env"])

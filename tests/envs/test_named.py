@@ -12,6 +12,7 @@ from zoo import CountingAgents
 
 from rlrun.core.errors import EnvError
 from rlrun.core.restarts import ENV_REPEATS
+from rlrun.envs.misfits import useless
 
 
 class Refused(gymnasium.Env):
@@ -87,6 +88,7 @@ def second_step(monkeypatch, reward, terminated):
     (1e39, False, "the reward 1e+39, which float32 cannot hold"),
     (np.ones(2), False, "the reward array([1., 1.]), which is no number"),
     (None, False, "the reward None, which is no number"),
+    ("1", False, "the reward '1', which is no number"),
     (1.0, np.array([True, False]), "The truth value of an array"),
 ])  # fmt: skip
 def test_what_no_row_can_hold_is_an_environment_that_failed(monkeypatch, reward, terminated, said):
@@ -101,3 +103,36 @@ def test_what_no_row_can_hold_is_an_environment_that_failed(monkeypatch, reward,
 def test_numbers_of_any_kind_are_rewards_and_ends(monkeypatch, reward):
     step = second_step(monkeypatch, reward, np.array(True))
     assert step.reward.tolist() == [1.5, 1.0] and step.terminated.tolist() == [True, False] and not step.failed
+
+
+class OldStyle(Returns):
+    """It returns what Gym's environments did before there was Gymnasium."""
+
+    def __init__(self, what):
+        self.what = what
+
+    def reset(self, *, seed=None, options=None):
+        obs, info = super().reset()
+        return obs if self.what == "alone" else (None, info) if self.what == "missing" else (obs, info)
+
+    def step(self, action):
+        return super().step(action)[:-1]
+
+
+@pytest.mark.parametrize("what, said", [
+    ("alone", r"failed in reset: ValueError: it returned a value of the type ndarray, and must return \(observation, info\)"),
+    ("missing", "failed in reset: ValueError: it returned the observation None"),
+    ("step", "failed in step 1 on action 0: "),
+])  # fmt: skip
+def test_what_old_environments_return_is_named_with_the_command_that_explains_it(what, said):
+    env = made(f"{__name__}:OldStyle", f"+env.kwargs={{what: {what}}}")
+    with pytest.raises(EnvError, match=f"{said}.*rlrun check-env .*OldStyle looks for such mistakes"):
+        env.reset(0)
+        env.step(np.zeros(2, np.int64))
+
+
+def test_an_observation_without_one_of_its_parts_is_named():
+    look = useless(spaces.Dict(a=spaces.Box(-1, 1, (2,), np.float32), b=spaces.Discrete(2)))
+    assert look({"a": np.zeros(2, np.float32), "b": 1}) is None
+    assert look({"a": np.zeros(2, np.float32)}) == "an observation that is not in its space: it lacks ['b']"
+    assert look(np.zeros(2)) == "an observation that is not in its space: it is a ndarray, and the space is a Dict"

@@ -235,7 +235,7 @@ def test_a_job_that_makes_room_for_another_asks_slurm_to_run_it_again(tmp_path, 
 
 def test_a_job_that_slurm_no_longer_has_is_lost(tmp_path, monkeypatch):
     """Without sacct's database nothing else says so. A controller that does not answer loses no job."""
-    now, there = 1000.0, {"7"}
+    now, there = 1000.0, {"7": "R"}
 
     def ask():
         if there is None:
@@ -251,16 +251,25 @@ def test_a_job_that_slurm_no_longer_has_is_lost(tmp_path, monkeypatch):
     assert one.poll() is None and still_queued(tmp_path, listing) == ["7"]
     there, now = None, now + LIST_SEC
     assert one.poll() is None and still_queued(tmp_path, listing) == []
-    there, now = set(), now + LIST_SEC
+    there, now = {}, now + LIST_SEC
     assert one.poll() is None
-    there, now = {"7"}, now + GONE_SEC - 1  # it ran again
+    there, now = {"7": "R"}, now + GONE_SEC - 1  # it runs again
     assert one.poll() is None
-    there, now = set(), now + LIST_SEC
+    there, now = {}, now + LIST_SEC
     assert one.poll() is None
     now += GONE_SEC + 1
     assert one.poll() == LOST
     handle.paths.result_pickle.touch()
     assert one.poll() == 3
+    handle.result = lambda: 143  # SLURM ends it: to run it again, or because somebody cancelled it
+    for state in ("R", "CG", "PD"):
+        assert handle.paths.result_pickle.exists()
+        there, now = {"7": state}, now + LIST_SEC
+        assert one.poll() is None
+    assert not handle.paths.result_pickle.exists()
+    handle.paths.result_pickle.touch()
+    there, now = {}, now + LIST_SEC
+    assert one.poll() == 143
 
 
 def test_a_signal_lets_running_jobs_save_and_starts_no_more(tmp_path):
