@@ -27,6 +27,7 @@ CLUSTERS = ("slurm", "ray", "local")
 # These are submitit's own parameters; all others are SLURM's.
 PLAIN = ("timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "nodes", "tasks_per_node", "name")
 RESTARTS = "slurm_max_num_timeout"  # how often SLURM runs a job again whose time was over; 3 without it
+LOCAL_MIN = 7 * 24 * 60  # minutes of a job of --cluster local, where submitit would say 2
 LIST_SEC = 30.0  # seconds between two questions which jobs SLURM has
 GONE_SEC = 90.0  # a job that SLURM has not had for so long, and that has left no exit code, is lost
 
@@ -171,6 +172,8 @@ class Queue:
             raise UserError(
                 "--cluster slurm needs --queue timeout_min=MINUTES, after which SLURM ends a job: submitit would say 5"
             )
+        if cluster == "local":
+            options = {"timeout_min": LOCAL_MIN} | options
         self.cwd = cwd
         fixed = {key: options[key] for key in (RESTARTS,) if key in options}
         self.listing = Listing() if cluster == "slurm" else None

@@ -314,8 +314,8 @@ class Pool:
             settle(outcome, code, one.before)
             saved = outcome.summary.get("status") == "INTERRUPTED"  # whatever the queue says of a job that it cancelled
             outcome.lost = code == LOST and not saved
-            # It was asked to end, and it saved, was not handling signals yet, or took too long.
-            if one.asked is not None and (saved or outcome.lost or code < 0):
+            # It was asked to end, and it saved, was not handling signals yet, or took too long. Or its queue asked it.
+            if (one.asked is not None and (saved or outcome.lost or code < 0)) or (code == LOST and saved):
                 outcome.status = "INTERRUPTED"
             if one.pruned and outcome.status == "INTERRUPTED":
                 outcome.status, outcome.reason = "PRUNED", "other runs did better after as many env steps"

@@ -331,7 +331,7 @@ def test_jobs_save_where_the_sweep_itself_fails(tmp_path, broken):
     assert {one.job.name: one.status for one in running.outcomes}["b"] == "INTERRUPTED"
 
 
-@pytest.mark.parametrize(("saves", "asked", "status"), [(1, 1, "INTERRUPTED"), (0, 1, "INTERRUPTED"), (0, 0, "FAILED")])
+@pytest.mark.parametrize(("saves", "asked", "status"), [(1, 1, "INTERRUPTED"), (0, 1, "INTERRUPTED"), (1, 0, "INTERRUPTED"), (0, 0, "FAILED")])
 def test_a_job_that_its_queue_ends(tmp_path, saves, asked, status):
     """submitit says only that it was cancelled, or that its machine was lost."""
 
@@ -339,13 +339,18 @@ def test_a_job_that_its_queue_ends(tmp_path, saves, asked, status):
         code = None if asked else LOST
 
         def poll(self):
+            if saves and not asked and not one.run_dir.exists():
+                self.save()
             return self.code
+
+        def save(self):
+            one.run_dir.mkdir()
+            (one.run_dir / "summary.json").write_text(json.dumps({"status": "INTERRUPTED"}))
 
         def send_signal(self, number):
             self.code = LOST
             if saves:
-                one.run_dir.mkdir()
-                (one.run_dir / "summary.json").write_text(json.dumps({"status": "INTERRUPTED"}))
+                self.save()
 
     class Ends(Fixed):
         def next(self):
