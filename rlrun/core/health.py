@@ -26,6 +26,8 @@ GRADIENT_GROWTH = 1000.0  # factor on the median gradient norm
 LARGE_GRADIENT = 1.0  # gradient norm below which nothing explodes: a first reward makes gradients grow too
 MANY_EPISODES = 50  # episodes after which rewards that are all 0 are worth a note
 LARGE_VALUE = 4.0  # factor on the largest value that the rewards so far allow
+LAG = 1.5  # updates
+SHORTER = "a larger algo.batch_size, or fewer environments (resources.num_samplers, envs_per_sampler),"
 LARGE_OBSERVATION = 10.0  # absolute value
 
 
@@ -70,11 +72,13 @@ class Health:
         if self.entropy is not None and entropy is not None:
             ways = ("target_entropy", "alpha_lr") if "learn/alpha" in row else ("entropy_coef",)
             tuned = self._named(*ways, "lr", "actor_lr")
+            lag = row.get("sample/policy_lag") or 0.0
+            old = f"; weights that act are {lag:.1f} updates old, and {SHORTER} shortens that" if lag > LAG else ""
             self._note(
                 "deterministic",
                 entropy < LOW_ENTROPY * self.entropy,
                 f"the policy's entropy is {entropy:.3g}, so that it hardly explores any more; if the return is poor,"
-                f" look at {listed(tuned)}",
+                f" look at {listed(tuned)}{old}",
             )
             self._note(
                 "uniform",

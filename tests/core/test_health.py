@@ -163,3 +163,9 @@ def test_the_largest_entropy_is_that_of_the_uniform_policy():
     assert largest_entropy(spec(MultiDiscrete(sizes=(2, 3), starts=(0, 0), shape=(2,)))) == pytest.approx(math.log(6))
     assert largest_entropy(spec(MultiBinary(shape=(3,)))) == pytest.approx(math.log(8))
     assert largest_entropy(spec(Box(shape=(1,), dtype="float32", low=(-1.0,), high=(1.0,)))) is None
+
+
+@pytest.mark.parametrize("lag", [0.0, 6.0])
+def test_a_policy_that_no_longer_explores_may_owe_it_to_old_weights(lag):
+    (said,) = notes([HEALTHY | SIGNS["hardly explores"] | {"sample/policy_lag": lag}] * 100)
+    assert ("weights that act are 6.0 updates old, and a larger algo.batch_size" in said) == (lag > 0)
