@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -194,7 +195,7 @@ def uniform(
     elif isinstance(space, MultiBinary):
         dist = Bernoulli(torch.zeros(count, space.size, device=device), space.shape)
     else:
-        dist = Roaming(space, device)
+        dist = roaming(space, device)
         action = dist.within(torch.randn(count, space.size, generator=rng, device=device))
         return action, dist.log_prob(action)
     action = dist.sample(rng)
@@ -229,6 +230,12 @@ class Roaming:
         return torch.where(self.between, -(self.high.double() - self.low).log().float(), normal).sum(-1)
 
 
+@functools.cache
+def roaming(space: Box, device: torch.device) -> Roaming:
+    """Roaming of a space, made once: a CUDA graph that records acting could not copy its bounds to the GPU."""
+    return Roaming(space, device)
+
+
 def uniform_log_prob(space: Space, action: Any, mask: Tensor | None) -> Tensor:
     """Returns the log-probabilities [...] that uniform() has for given actions [..., *shape], with mask [..., M]."""
     if isinstance(space, Nested):
@@ -245,7 +252,7 @@ def uniform_log_prob(space: Space, action: Any, mask: Tensor | None) -> Tensor:
         dist = MultiCategorical(flat, space.sizes, space.shape, mask)
     else:
         flat = torch.zeros(*leading, size, device=action.device)
-        dist = Bernoulli(flat, space.shape) if isinstance(space, MultiBinary) else Roaming(space, action.device)
+        dist = Bernoulli(flat, space.shape) if isinstance(space, MultiBinary) else roaming(space, action.device)
     return without_masked(dist.log_prob(action))
 
 
