@@ -343,7 +343,7 @@ def test_a_run_resumes_to_the_same_bits_and_acts(env, tmp_path, capsys):
     (["env=rlrun/Masked-v0"], "masks its actions"),
     (["env=test_every_option:Pixels", "++env.kwargs.side=96"], "images of 96 x 96"),
     (["env=Pendulum-v1", "runner=on_policy"], "learns from a replay"),
-    (["env=rlrun/EverySpace-v0"], "needs discrete or box actions"),
+    (["env=rlrun/EverySpace-v0"], "is for actions that are one choice (Discrete) or numbers (Box)"),
 ])  # fmt: skip
 def test_bad_input_gets_a_sentence_before_anything_starts(words, said, tmp_path):
     folder = tmp_path / "run"

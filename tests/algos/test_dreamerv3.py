@@ -355,7 +355,7 @@ def test_samplers_in_processes_feed_the_replay(tmp_path):
     (["env=CartPole-v1", "model=mlp"], "model=world_model"),
     (["env=rlrun/Masked-v0"], "masks its actions"),
     (["env=CartPole-v1", "runner=on_policy"], "learns from a replay"),
-    (["env=rlrun/EverySpace-v0"], "needs discrete or multi_discrete or multi_binary or box actions"),
+    (["env=rlrun/EverySpace-v0"], "is for actions that are one choice (Discrete) or several choices"),
 ])  # fmt: skip
 def test_bad_input_gets_a_sentence_before_anything_starts(words, said, tmp_path):
     folder = tmp_path / "run"

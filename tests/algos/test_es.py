@@ -163,7 +163,7 @@ def test_linear_policies_begin_at_zero(typed):
         (["algo=es", "resources.inference=batched"], "evolution has|every episode of evolution"),
         (["algo=es", "resources.num_learners=2"], "evolution has one learner"),
         (["algo=es", "resources.device=cuda"], "evolution learns on the CPU|CUDA"),
-        (["algo=es", "env=rlrun/EverySpace-v0"], "es needs discrete or"),
+        (["algo=es", "env=rlrun/EverySpace-v0"], "es is for actions that are one choice"),
     ],
 )
 def test_what_does_not_fit_is_said(typed, words, said):

@@ -361,7 +361,7 @@ def test_nothing_is_learnt_before_the_random_steps_are_over(typed):
         (["env=tests/Shifted-v1"], "rewards of imagined steps must be known"),
         (["env=CartPole-v1", "env.action_repeat=2"], "rewards of imagined steps must be known"),
         (["env=CartPole-v1", "env.stack=2"], "env.stack must be 1"),
-        (["env=rlrun/EverySpace-v0"], "needs discrete or box actions"),
+        (["env=rlrun/EverySpace-v0"], "is for actions that are one choice .* or numbers"),
         (["env=CartPole-v1", "resources.num_learners=2", "algo.num_tasks=4"], "one learner fits the models"),
     ],
 )

@@ -138,7 +138,7 @@ def test_a_document_that_stands_twice_counts_once():
     (["algo=slateq", "env=rlrun/InterestEvolution-v0", "env.kwargs.num_candidates=2", "env.kwargs.slate_size=3"], "slate_size=3 must be at least 1, and at most the number of candidates, 2"),
     (["algo=lin_ucb", "env=rlrun/WheelBandit-v0", "env.kwargs.delta=2"], "delta=2 is a radius in the unit disc"),
     (["algo=lin_ucb", "env=rlrun/ParametricItems-v0", "env.kwargs.num_candidates=200"], "at most num_items=100"),
-    (["algo=slateq", "env=CartPole-v1"], "needs multi_discrete actions"),
+    (["algo=slateq", "env=CartPole-v1"], "is for actions that are several choices (MultiDiscrete)"),
     (["algo=slateq", "env=rlrun/InterestEvolution-v0", "algo.candidates=candidate"], "Did you mean candidates?"),
     (["algo=slateq", "env=rlrun/LongTermSatisfaction-v0", "algo.choice=affinity"], "multiplies a user by a document"),
     (["algo=slateq", "env=rlrun/InterestEvolution-v0", "algo.train_slates=taken", "algo.n_step=[1,3]"], "needs one n_step"),

@@ -67,6 +67,9 @@ class GpuTensor(torch.Tensor):
 
     __array__ = numpy
 
+    def tolist(self):
+        return self.cpu().tolist()
+
     def pin_memory(self, *_):
         raise Refused("only tensors of the CPU can be page-locked")
 
@@ -196,7 +199,8 @@ def _reads_back(name, args) -> bool:
 def _recordable(name, args, rng, others, recording) -> None:
     if _reads_back(name, args):
         raise Refused(f"{name}: numbers are read back in a recording")
-    if others:
+    assigned = name == "aten::fill_" and all(tensor.ndim == 0 for tensor in others)  # x[0] = 1.0 arrives as this
+    if others and not assigned:
         raise Refused(f"{name}: a tensor of the CPU in a recording, which would wait for its copy or keep its number")
     if rng is None and name in RANDOM:
         raise Refused(f"{name}: the default generator in a recording")
