@@ -117,11 +117,11 @@ REFUSES = {
 # here it is enough that a run refuses them with this sentence.
 LIMITS = {
     **dict.fromkeys(BANDITS, ("a bandit trains no layers of model.*, which would stay random",)),
-    "slateq": ("must hold a row of numbers for each of the", "slateq needs multi_discrete actions", "draws no pictures"),
+    "slateq": ("must hold a row of numbers for each of the", "slateq is for actions that are several choices (MultiDiscrete)", "draws no pictures"),
     "alphazero": ("and a search sees CartPoleSparse-v0 itself", "and its simulator does not know this limit", "draws no pictures", "has no get_state and no set_state", "has no simulator"),
     "dreamer": ("dreamer's convolutions are those of the paper, for images of 64 x 64",),
     "maml": ("is for algorithms without tasks",),
-    "mbmpo": ("rewards of imagined steps must be known", "models of the dynamics predict one observation from one", "models of the dynamics are for one agent that sees numbers", "mbmpo needs discrete or box actions"),
+    "mbmpo": ("rewards of imagined steps must be known", "models of the dynamics predict one observation from one", "models of the dynamics are for one agent that sees numbers", "mbmpo is for actions that are one choice (Discrete) or numbers (Box)"),
 }  # fmt: skip
 # What makes a condition hold.
 SET = {
