@@ -29,6 +29,7 @@ PLAIN = ("timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node", "nodes", "ta
 RESTARTS = "slurm_max_num_timeout"  # how often SLURM runs a job again whose time was over; 3 without it
 LOCAL_MIN = 7 * 24 * 60  # minutes of a job of --cluster local, where submitit would say 2
 LIST_SEC = 30.0  # seconds between two questions which jobs SLURM has
+WAIT_SEC = 300.0  # seconds that a sweep that ends waits for a job that it has killed
 GONE_SEC = 90.0  # a job that SLURM has not had for so long, and that has left no exit code, is lost
 
 
@@ -145,8 +146,11 @@ class Queued:
         self.handle.cancel(check=False)
 
     def wait(self) -> int:
-        """The job's exit code, or LOST where the queue lost the job or ended it."""
+        """The job's exit code, or LOST where the queue lost the job or ended it, or says nothing of it for WAIT_SEC."""
+        end = time.monotonic() + WAIT_SEC
         while (code := self.poll()) is None:
+            if time.monotonic() > end:
+                return LOST
             time.sleep(1.0)
         return code
 

@@ -270,6 +270,15 @@ def test_a_job_that_slurm_no_longer_has_is_lost(tmp_path, monkeypatch):
     handle.paths.result_pickle.touch()
     there, now = {}, now + LIST_SEC
     assert one.poll() == 143
+    handle.paths.result_pickle.unlink()
+    there = None  # a sweep that ends does not wait for ever for a queue that says nothing
+
+    def asleep(seconds):
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr("rlrun.experiments.cluster.time", SimpleNamespace(monotonic=lambda: now, sleep=asleep))
+    assert one.wait() == LOST
 
 
 def test_a_signal_lets_running_jobs_save_and_starts_no_more(tmp_path):
