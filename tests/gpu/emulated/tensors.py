@@ -199,7 +199,7 @@ def _reads_back(name, args) -> bool:
 def _recordable(name, args, rng, others, recording) -> None:
     if _reads_back(name, args):
         raise Refused(f"{name}: numbers are read back in a recording")
-    assigned = name == "aten::fill_" and all(tensor.ndim == 0 for tensor in others)  # x[0] = 1.0 arrives as this
+    assigned = name == "aten::fill_" and all(tensor.ndim == 0 for tensor in others)  # x[..., 0] = 1.0 arrives as this, and is a constant of the kernel
     if others and not assigned:
         raise Refused(f"{name}: a tensor of the CPU in a recording, which would wait for its copy or keep its number")
     if rng is None and name in RANDOM:

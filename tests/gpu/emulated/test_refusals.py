@@ -39,13 +39,13 @@ def test_a_recording_changes_nothing_and_its_replays_do():
     graph.register_generator_state(rng)
     with torch.cuda.graph(graph):
         x.add_(1.0)
-        z = torch.zeros(2, device="cuda")
-        z[-1] = 1.0
+        z = torch.zeros(2, 2, device="cuda")
+        z[..., -1] = 1.0
         y = x * 2.0 + 0.0 * torch.rand(3, device="cuda", generator=rng)
     assert x.cpu().tolist() == [1.0] * 3
     graph.replay()
     graph.replay()
-    assert x.tolist() == [3.0] * 3 and y.cpu().tolist() == [6.0] * 3 and z.tolist() == [0.0, 1.0]
+    assert x.tolist() == [3.0] * 3 and y.cpu().tolist() == [6.0] * 3 and z.tolist() == [[0.0, 1.0]] * 2
 
 
 def test_numbers_arrive_when_somebody_waits():
