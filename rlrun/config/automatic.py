@@ -23,6 +23,7 @@ from rlrun.envs.atari import SIDE, SIDE_OF_WORLD_MODELS
 TABLE = "by_observation"
 AUTO = "auto"
 FILTER = "observation_filter"
+VALUE_LR = "value_lr"
 Kind = Literal["vectors", "images", "mixed"]
 
 
@@ -42,11 +43,13 @@ def settled(values: dict[str, Any], kind: Kind | None = None) -> tuple[dict[str,
     if not open_ and not told:
         return made, ""
     kind = kind or observations(made["env"])
-    for path, node, table, name in open_:
+    for path, node, table, name in sorted(open_, key=lambda option: option[3] == VALUE_LR):  # it asks for share_value
         node[name] = _value(table, name, kind, str(node.get("encoder", "")))
+        if name == VALUE_LR and (made["model"].get("share_value") or node.get("use_critic") is False):
+            node[name] = None
         if name == FILTER and node[name] != "none" and not algorithm_class(made["algo"]).filters_pixels:
             node[name] = "none"
-        if name == FILTER and node[name] == "none":
+        if (name == FILTER and node[name] == "none") or node[name] is None:
             continue  # nothing is done, and nothing need be said
         if path != "replay" or (made.get("runner") or {}).get("name") != "offline":  # recorded data need none
             told.append(f"{path}.{name}={node[name]}")

@@ -195,5 +195,7 @@ def _value(it: Translation) -> None:
         if it.get("_separate_vf_optimizer", default=False):
             rate = it.get("_lr_vf", default=0.0005)
             it.set(f"{it.inner}.value_lr", rate, "_separate_vf_optimizer", "_lr_vf")
+        else:
+            it.set(f"{it.inner}.value_lr", None, why="one optimiser, as _separate_vf_optimizer is false")
         it.say("_separate_vf_optimizer", "dropped", why="false: algo.value_lr=null")
         it.say("_lr_vf", "dropped", why="_separate_vf_optimizer is false")

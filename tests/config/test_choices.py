@@ -10,6 +10,7 @@ from conftest import by_hydra, compose, of_groups, optimizer_config
 
 from rlrun.cli import _dispatch
 from rlrun.config.automatic import settled
+from rlrun.config.run import type_config
 from rlrun.config.saved import LEAST_EPSILON, saved_config
 from rlrun.config.signature import sign
 from rlrun.core.errors import UserError
@@ -238,3 +239,21 @@ def test_policy_gradients_normalise_the_pixels_of_images(words, expected):
     made, told = settled(compose(*words))
     assert made["model"]["observation_filter"] == expected
     assert ("observation_filter" in told) == (expected == "mean_std" and "model.observation_filter=mean_std" not in words)
+
+
+@pytest.mark.parametrize("words, rate", [
+    (["algo=impala", "env=CartPole-v1"], 4e-3),
+    (["algo=appo", "env=CartPole-v1", "model=lstm"], 4e-3),
+    (["algo=multi", "algo@algo.inner=impala", "env=MultiAgentCartPole-v0"], 4e-3),
+    (["algo=impala", "env=CartPole-v1", "model.share_value=true"], None),
+    (["algo=appo", "env=CartPole-v1", "algo.use_critic=false", "algo.vtrace=false"], None),
+    (["algo=impala", "env=Pong"], None),
+    (["algo=impala", "env=Pong", "algo.value_lr=1e-3"], 1e-3),
+    (["algo=impala", "env=CartPole-v1", "algo.value_lr=null"], None),
+])  # fmt: skip
+def test_values_with_a_network_of_their_own_have_a_learning_rate_of_their_own(words, rate):
+    made, told = settled(compose(*words))
+    algo = made["algo"].get("inner", made["algo"])
+    assert algo["value_lr"] == rate and ("value_lr" in told) == (rate == 4e-3)
+    if rate is None:
+        type_config(made)  # what is chosen is not refused
