@@ -19,7 +19,7 @@ from rlrun.core.found_state import find_state
 from rlrun.core.masked import explained_variance, masked_mean, masked_normalize
 from rlrun.core.moments import Moments, RunningMoments, merged, moments_of
 from rlrun.core.open_loop import OpenLoop
-from rlrun.core.optimizer import Optimizer, OptimizerConfig
+from rlrun.core.optimizer import MAX_SKIPPED, Optimizer, OptimizerConfig
 from rlrun.core.policy import Policy, fix_kernels
 from rlrun.core.ranks import ALONE, Ranks
 from rlrun.core.schedule import Clock, Schedule
@@ -273,11 +273,11 @@ class Algorithm(nn.Module):
         of zeros."""
         raise NotImplementedError
 
-    def check(self) -> None:
-        """Raises RunFailed if learning has come to a stop. It is called only now and then because reading numbers from
-        a GPU means waiting for it."""
+    def check(self, most: int = MAX_SKIPPED) -> None:
+        """Raises RunFailed if learning has come to a stop: the last `most` updates, or the last 20, changed nothing. It
+        is called only now and then because reading numbers from a GPU means waiting for it."""
         for _, optimizer in self.optimizers():
-            optimizer.check()
+            optimizer.check(min(most, MAX_SKIPPED))
 
     def absorb_returns(self, moments: Sequence[Moments | None]) -> None:
         """Merges the moments of new fragments' discounted returns, before the update that uses the fragments."""

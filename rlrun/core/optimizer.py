@@ -291,9 +291,9 @@ class Optimizer:
         factors = (norms / bounds).clamp_(min=1.0).reciprocal_()
         torch._foreach_mul_(self.gradients, list(factors.unbind()))
 
-    def check(self) -> None:
-        """Raises Diverged if the last MAX_SKIPPED updates or more had non-finite gradients."""
-        if self.skipped >= MAX_SKIPPED:
+    def check(self, most: int = MAX_SKIPPED) -> None:
+        """Raises Diverged if the last `most` updates or more had non-finite gradients."""
+        if self.skipped >= most:
             largest = max(self.lr.values) * self.lr_scale
             raise Diverged(
                 f"{self.skipped} updates in a row had a non-finite gradient (lr up to {largest:g}) and changed nothing;"

@@ -31,6 +31,7 @@ from rlrun.core.learners import (
 )
 from rlrun.core.logs import LogConfig, Logger, Logs, SecondLook
 from rlrun.core.metrics import EpisodeStatistics, finite
+from rlrun.core.optimizer import MAX_SKIPPED
 from rlrun.core.outputs import tell
 from rlrun.core.ranks import ALONE, Ranks
 from rlrun.core.restarts import Restarts, say
@@ -485,7 +486,9 @@ class Run:
             self.stops.saving = False
 
     def _log(self) -> None:
-        self.algorithm.check()
+        completed = self.status == "COMPLETED" and self.clock.updates > 0
+        half = (self.clock.updates + 1) // 2  # of a short run that is over; it has failed if they changed nothing
+        self.algorithm.check(half if completed else MAX_SKIPPED)
         judged = {**self.evaluations.take_row(), **self.estimates.take_row(), **self.restarts.row()}
         row = self.logs.row(judged, getattr(self.sampler, "queued", None), self.ahead)
         self.health.look(row)

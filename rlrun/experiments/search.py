@@ -17,6 +17,7 @@ from typing import Any
 
 from rlrun.core.errors import UserError
 from rlrun.core.installing import install_line
+from rlrun.core.outputs import tell
 from rlrun.experiments.grid import Space, Variation, job_name
 from rlrun.experiments.outcomes import DONE, Outcome, TrainingJob
 from rlrun.experiments.record import job_in
@@ -183,7 +184,7 @@ class Trials:
             try:
                 self.check(job.words, job.name)
             except UserError as error:  # the values do not fit together, and the study learns to avoid them
-                print(f"left out: {error}", flush=True)
+                tell(f"left out: {error}")
                 self.study.tell(trial, state=found.trial.TrialState.FAIL)
                 continue
             self.trials[job.name] = trial

@@ -639,6 +639,13 @@ def test_a_run_whose_output_nobody_reads_any_more(tmp_path, monkeypatch, capfd, 
     assert capfd.readouterr().err.count(f"the run goes on (Ctrl-C saves and ends it); {tmp_path}") == (command and event == "on_start")
 
 
+def test_a_short_run_whose_later_updates_changed_nothing_has_failed(tmp_path, capfd):
+    words = ["algo=a2c", "env=CartPole-v1", "algo.lr=1e30", "resources.inference=serial", "logger=[]", f"run_dir={tmp_path / 'run'}"]
+    assert _dispatch(["train", *words, "env_steps=800"]) == 1  # 5 updates
+    assert "updates in a row had a non-finite gradient" in capfd.readouterr().err
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "FAILED"
+
+
 def test_what_a_diverged_learner_has_learnt_is_not_saved(tmp_path, capfd):
     """Its last checkpoint is better, and would rotate out after a few tries to resume."""
     words = ["algo=ppo", "env=CartPole-v1", "algo.lr=1e30", "checkpoint.every=null", "resources.inference=serial", "logger=[]"]
