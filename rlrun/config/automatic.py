@@ -43,7 +43,7 @@ def settled(values: dict[str, Any], kind: Kind | None = None) -> tuple[dict[str,
     if not open_ and not told:
         return made, ""
     kind = kind or observations(made["env"])
-    for path, node, table, name in sorted(open_, key=lambda option: option[3] == VALUE_LR):  # it asks for share_value
+    for path, node, table, name in sorted(open_, key=lambda option: option[3] == VALUE_LR):  # which needs share_value
         node[name] = _value(table, name, kind, str(node.get("encoder", "")))
         if name == VALUE_LR and (made["model"].get("share_value") or node.get("use_critic") is False):
             node[name] = None

@@ -31,7 +31,6 @@ from rlrun.core.learners import (
 )
 from rlrun.core.logs import LogConfig, Logger, Logs, SecondLook
 from rlrun.core.metrics import EpisodeStatistics, finite
-from rlrun.core.optimizer import MAX_SKIPPED
 from rlrun.core.outputs import tell
 from rlrun.core.ranks import ALONE, Ranks
 from rlrun.core.restarts import Restarts, say
@@ -287,6 +286,9 @@ class Run:
         if over:
             self._hold()
             self.stops.count_again(self.clock)
+            if self.status == "COMPLETED" and self.clock.updates > 0:
+                # A short run has failed if the later half of its updates changed nothing. Its weights are not saved.
+                self.algorithm.check((self.clock.updates + 1) // 2)
         self.evaluations.fresh = False
         if self.evaluations.running is not None:
             self._collect(over)
@@ -486,9 +488,7 @@ class Run:
             self.stops.saving = False
 
     def _log(self) -> None:
-        completed = self.status == "COMPLETED" and self.clock.updates > 0
-        half = (self.clock.updates + 1) // 2  # of a short run that is over; it has failed if they changed nothing
-        self.algorithm.check(half if completed else MAX_SKIPPED)
+        self.algorithm.check()
         judged = {**self.evaluations.take_row(), **self.estimates.take_row(), **self.restarts.row()}
         row = self.logs.row(judged, getattr(self.sampler, "queued", None), self.ahead)
         self.health.look(row)

@@ -644,6 +644,7 @@ def test_a_short_run_whose_later_updates_changed_nothing_has_failed(tmp_path, ca
     assert _dispatch(["train", *words, "env_steps=800"]) == 1  # 5 updates
     assert "updates in a row had a non-finite gradient" in capfd.readouterr().err
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "FAILED"
+    assert checkpoints_of(tmp_path / "run").names() == []
 
 
 def test_what_a_diverged_learner_has_learnt_is_not_saved(tmp_path, capfd):
