@@ -14,9 +14,10 @@ from rlrun.core.ranks import ALONE, Ranks
 
 
 class Moments(NamedTuple):
-    """The number of samples, their mean, and the sum of their squared deviations from it."""
+    """The number of samples, their mean, and the sum of their squared deviations from it. The number is a tensor [] of a
+    GPU where nothing should wait for it."""
 
-    samples: float
+    samples: float | Tensor
     mean: Tensor | float
     m2: Tensor | float
 
@@ -31,6 +32,31 @@ def moments_of(x: Tensor) -> Moments:
     x = x.double()
     mean = x.mean(0)
     return Moments(float(len(x)), mean, (x - mean).square().sum(0))
+
+
+def masked_moments_of(x: Tensor, live: Tensor) -> Moments:
+    """The moments of the live rows of x [N, ...], where live is [N]. On a GPU nothing waits for them: rows are not
+    picked, which would need their number, but dead ones count as 0."""
+    if x.dtype == torch.uint8:
+        return _masked_moments_of_bytes(x, live)
+    weight = live.double()
+    samples = weight.sum()
+    weight = weight.view(-1, *[1] * (x.ndim - 1))
+    values = x.double().masked_fill(weight == 0, 0.0)  # whatever a dead row holds
+    mean = values.sum(0) / samples.clamp(min=1)
+    return Moments(samples, mean, ((values - mean) * weight).square_().sum(0))
+
+
+def _masked_moments_of_bytes(x: Tensor, live: Tensor) -> Moments:
+    """The same for bytes. float32 sums of at most 256 bytes and of their squares are exact."""
+    total, squares = (torch.zeros(x.shape[1:], dtype=torch.float64, device=x.device) for _ in range(2))
+    for part, weight in zip(x.split(256), live.float().split(256), strict=True):
+        values = part * weight.view(-1, *[1] * (x.ndim - 1))
+        total += values.sum(0)
+        squares += values.square_().sum(0)
+    samples = live.sum(dtype=torch.float64)
+    mean = total / samples.clamp(min=1)
+    return Moments(samples, mean, (squares - total * mean).clamp(min=0))
 
 
 def _moments_of_bytes(x: Tensor) -> Moments:
@@ -66,15 +92,19 @@ class RunningMoments(nn.Module):
     @torch.no_grad()
     def merge(self, other: Moments) -> None:
         """Adds the other's samples, as if all had been seen here. The order of merges matters only for rounding."""
-        if other.samples == 0:
+        samples = other.samples
+        if isinstance(samples, Tensor) and samples.device != self.mean.device:
+            samples = float(samples)
+        if not isinstance(samples, Tensor) and samples == 0:
             return
-        total = self.count + other.samples
+        seen = self.count + samples
+        total = seen.clamp(min=1)
         shift = torch.as_tensor(other.mean, dtype=torch.float64, device=self.mean.device) - self.mean
         self.m2 += torch.as_tensor(other.m2, dtype=torch.float64, device=self.mean.device) + shift.square() * (
-            self.count * other.samples / total
+            self.count * samples / total
         )
-        self.mean += shift * (other.samples / total)
-        self.count.copy_(total)
+        self.mean += shift * (samples / total)
+        self.count.copy_(seen)
 
     @property
     def variance(self) -> Tensor:
@@ -95,6 +125,8 @@ def fold(kept: list[Any], new: Any) -> None:
 def merged(parts: Sequence[Moments], shape: torch.Size, ranks: Ranks) -> Moments:
     """The combined moments of all learners' samples. Each learner passes any number of parts, whose mean and m2 have
     this shape."""
+    if len(parts) == 1 and ranks.world == 1:
+        return parts[0]  # and on the device where it is
     total = RunningMoments(tuple(shape))
     for part in parts:
         total.merge(part)

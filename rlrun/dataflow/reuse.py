@@ -142,6 +142,7 @@ class Gatherer:
     def __init__(self, device: torch.device, timers: Timers):
         self.device, self.timers = device, timers
         self.courier = Courier(device) if device.type == "cuda" else None
+        self.on_gpu = self.courier is not None
         self.told: deque[torch.cuda.Event] = deque()  # for each batch, the end of all work that was queued before it
 
     def __call__(self, batches: list[Batch], out: Batch | None = None) -> Batch:

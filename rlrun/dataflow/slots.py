@@ -50,6 +50,9 @@ class Header(NamedTuple):
 class Fragment:
     header: Header
     batch: Batch  # [T(+1), B, ...]
+    # The memory of all rows in one piece, and the layout by which core.batch.allocate() makes `batch` of it; None where
+    # there is no such piece. One copy takes it to a GPU.
+    whole: tuple[Tensor, RowSpec] | None = None
 
 
 class Slots:
@@ -91,6 +94,10 @@ class Slots:
 
     def view(self, key: Key) -> Batch:
         return allocate(self.layout, self.memory[key])  # type: ignore[index]
+
+    def whole(self, key: Key) -> tuple[Tensor, RowSpec]:
+        """See Fragment.whole."""
+        return self.memory[key], self.layout  # type: ignore[index]
 
 
 def unwritten(batch: Batch) -> list[str]:

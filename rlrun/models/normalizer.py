@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rlrun.core.batch import Batch, at
-from rlrun.core.moments import Moments, RunningMoments, merged, moments_of
+from rlrun.core.moments import Moments, RunningMoments, masked_moments_of, merged, moments_of
 from rlrun.core.ranks import Ranks
 from rlrun.core.specs import Box
 
@@ -74,7 +74,10 @@ class ObservationFilters(nn.Module):
 
     def moments(self, obs: Tensor | Batch, live: Tensor) -> list[Moments]:
         """obs [T, B, ...], live [T, B] -> the moments of every filtered part over the live rows."""
-        return [moments_of(at(obs, path)[live]) for path in self.paths]
+        parts = [at(obs, path) for path in self.paths]
+        if live.device.type == "cuda":
+            return [masked_moments_of(part.flatten(0, 1), live.flatten()) for part in parts]
+        return [moments_of(part[live]) for part in parts]
 
     def merge(self, moments: Sequence[list[Moments]], ranks: Ranks) -> None:
         """Merges what moments() returned for any number of fragments, over all learners."""

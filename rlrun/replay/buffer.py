@@ -9,23 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rlrun.core.batch import Batch
+from rlrun.core.batch import Batch, RowSpec, allocate
 from rlrun.core.checkpoint import rows_file
 from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.reuse import Courier
 from rlrun.dataflow.slots import Fragment
+from rlrun.machine.graphs import GraphRecorder
 from rlrun.replay.layout import Layout, PrioritizedReplayConfig, ReplayConfig, saved_with
 from rlrun.replay.outcomes import Outcomes
 from rlrun.replay.rings import rings
 from rlrun.replay.rows_file import RowsFile
 from rlrun.replay.starts import Starts
-from rlrun.replay.storage import Plain, in_files, in_memory, put, read, stores, write
+from rlrun.replay.storage import Plain, in_files, in_memory, place, put, read, stores, write
 
 FirstPriority = Callable[[Batch], Tensor]  # fragments [T + 1, N] without observations -> [N]
 
@@ -41,12 +43,13 @@ class Replay:
         device: torch.device,
         first_priority: FirstPriority | None = None,
         number: int = 0,
+        recorder: GraphRecorder | None = None,
     ):
         """Allocates the ring. Raises UserError where it does not fit onto the disk.
 
         device: that of the learner, used with cfg.device=learner. first_priority: computes the priorities of new
         fragments; if None, they get the largest priority seen so far. number: index of this replay among those that are
-        saved together.
+        saved together. recorder: records what a replay on a GPU does with its rows, where it is not None.
         """
         self.cfg, self.layout, self.first_priority, self.number = cfg, layout, first_priority, number
         # First priorities need what was recorded at the end of a fragment, so that one row must be present after it.
@@ -60,6 +63,11 @@ class Replay:
         where = device if cfg.device == "learner" else torch.device("cpu")
         self.gpu = where if where.type == "cuda" else None
         self.courier = None if self.gpu is None else Courier(self.gpu)
+        self.whole: RowSpec = {}  # the layout of a fragment in one piece
+        self._place: Callable[[Batch, Any], Any] = self._placed
+        self._rows: Callable[[Batch, Any], Batch] = self._read
+        if recorder is not None and self.gpu is not None:
+            self._place, self._rows = (recorder.recorded(function, list) for function in (self._place, self._rows))
         self.finish_writes: Callable[[], None] = lambda: None  # called before saving, to complete delayed writes
         self.length = layout.rows_per_column
         allocate = in_memory(where) if cfg.directory is None else in_files(Path(cfg.directory))
@@ -92,18 +100,21 @@ class Replay:
         slot = int(self.draws.head[block] % self.length)
         last = (slot + rows) % self.length
         valid = batch.valid
-        if self.courier is not None:
-            (batch,) = self.courier([batch])
-        for name in self.tree:
-            part = batch[name]
-            leading = part.map(lambda x: x[:rows]) if isinstance(part, Batch) else part[:rows]
-            write({name: self.tree[name]}, columns, slot, Batch({name: leading}))
-            if name in ("obs", "is_first"):
-                end = part.map(lambda x: x[rows:]) if isinstance(part, Batch) else part[rows:]
-                write({name: self.tree[name]}, columns, last, Batch({name: end}))
-        if self.core:
-            every = layout.core_every
-            write(self.core, columns, slot // every, batch.core.map(lambda x: x[: rows // every]))
+        if self.courier is not None and fragment.whole is not None:
+            self._send(*fragment.whole, columns, slot)
+        else:
+            if self.courier is not None:
+                (batch,) = self.courier([batch])
+            for name in self.tree:
+                part = batch[name]
+                leading = part.map(lambda x: x[:rows]) if isinstance(part, Batch) else part[:rows]
+                write({name: self.tree[name]}, columns, slot, Batch({name: leading}))
+                if name in ("obs", "is_first"):
+                    end = part.map(lambda x: x[rows:]) if isinstance(part, Batch) else part[rows:]
+                    write({name: self.tree[name]}, columns, last, Batch({name: end}))
+            if self.core:
+                every = layout.core_every
+                write(self.core, columns, slot // every, batch.core.map(lambda x: x[: rows // every]))
         by_column = self.valid.view(layout.columns, self.length)
         by_column[columns, slot : slot + rows] = valid.T
         over = [] if self.outcomes is None else self.outcomes.add(columns, int(self.draws.head[block]), fragment.batch)
@@ -115,6 +126,30 @@ class Replay:
                 self.draws.leaf(np.full(row.shape, column), row), alive, np.where(alive, self.draws.largest, 0.0)
             )
         self.next_row[block] = header.first_row + rows
+
+    def _send(self, memory: Tensor, whole: RowSpec, columns: slice, slot: int) -> None:
+        """Copies a fragment that is one piece of memory to the GPU and writes its rows from row `slot` on. The thread
+        that acts waits for Python whenever this one works, so that few calls are made here."""
+        assert self.courier is not None
+        self.whole, layout, every = whole, self.layout, self.layout.core_every
+        column = np.arange(columns.start, columns.stop)
+        row = (slot + np.arange(layout.fragment_rows + 1)[:, None]) % self.length
+        sent = Batch(memory=memory, index=torch.from_numpy(column * self.length + row))
+        if self.core:
+            spot = slot // every + np.arange(layout.fragment_rows // every)[:, None]
+            sent = sent.replace(spot=torch.from_numpy(column * (self.length // every) + spot))
+        self._place(self.courier([sent])[0], Clock())
+
+    def _placed(self, sent: Batch, clock: Any) -> tuple[()]:
+        """Writes what _send() has sent."""
+        batch, index = allocate(self.whole, sent["memory"]), sent["index"]  # type: ignore[arg-type]
+        for name, store in self.tree.items():
+            ends = name in ("obs", "is_first")
+            place(store, index if ends else index[:-1], batch[name])  # type: ignore[arg-type]
+        if self.core:
+            spot: Tensor = sent["spot"]  # type: ignore[assignment]
+            place(self.core, spot, batch.core.map(lambda x: x[: len(spot)]))
+        return ()
 
     def forget(self, row: int) -> None:
         """Empties a ring with one block. The next row has the absolute number `row`, a multiple of fragment_rows."""
@@ -222,14 +257,12 @@ class Replay:
         column, row, weight = self.draws.draw(count, clock)
         layout, offsets = self.layout, np.arange(self.layout.rows)[:, None]
         index = torch.from_numpy(column * self.length + (row + offsets) % self.length)  # [T, B]
-        fields = read(
-            {name: store for name, store in self.tree.items() if name not in ("obs", "is_first")}, self._sent(index)
-        )
+        picked, live = Batch(index=index), None
         valid = self.valid[index]  # read from the copy on the CPU, so that a GPU need not be waited for
         if layout.rows_from < layout.rows:  # rows beyond the drawn length are made dead
             lengths = torch.randint(layout.rows_from, layout.rows + 1, (count,), generator=self.draws.rng)
             valid &= torch.from_numpy(offsets) < lengths
-            fields = fields.replace(valid=self._sent(valid))
+            live = valid
         if layout.rows == 1:  # a single row is always live
             at = np.stack((column * self.length + row % self.length, column * self.length + (row + 1) % self.length))
         elif layout.ends:
@@ -239,17 +272,27 @@ class Replay:
             at = np.stack((column * self.length + row % self.length, column * self.length + (row + end) % self.length))
         else:
             at = column * self.length + (row + np.arange(layout.rows + 1)[:, None]) % self.length
-        seen = read({name: self.tree[name] for name in ("obs", "is_first")}, self._sent(torch.from_numpy(at)))
-        batch = Batch(**{**fields, **seen})
+        picked = picked.replace(at=torch.from_numpy(at))
         if self.core:
             spot = torch.from_numpy(
                 column * (self.length // layout.core_every) + row % self.length // layout.core_every
             )
-            batch = batch.replace(core=read(self.core, self._sent(spot[None])))  # [1, B]
+            picked = picked.replace(spot=spot[None])  # [1, B]
+        batch = self._rows(picked.map(self._sent), clock)
+        if live is not None:
+            batch = batch.replace(valid=self._sent(live))
         if self.outcomes is not None:
             known = self.outcomes.read(column, row)
             batch = batch.replace(**{name: torch.from_numpy(part[None]) for name, part in known.items()})
         return batch.replace(weight=torch.from_numpy(weight), key=torch.from_numpy(row * layout.columns + column))
+
+    def _read(self, picked: Batch, clock: Any) -> Batch:
+        """Reads rows: all fields at index [T, B] but obs and is_first, which are read at `at`, and core at `spot`."""
+        index, at = (picked[name] for name in ("index", "at"))
+        ends = ("obs", "is_first")
+        fields = read({name: store for name, store in self.tree.items() if name not in ends}, index)  # type: ignore[arg-type]
+        batch = Batch({**fields, **read({name: self.tree[name] for name in ends}, at)})  # type: ignore[arg-type]
+        return batch.replace(core=read(self.core, picked["spot"])) if self.core else batch  # type: ignore[arg-type]
 
     def _sent(self, index: Tensor) -> Tensor:
         """Copies an index to the device that holds the rows, without waiting for the work of a GPU."""

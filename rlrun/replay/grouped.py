@@ -68,7 +68,7 @@ class GroupedReplay:
                 core = whole["core"][name]
                 assert isinstance(core, Batch)
                 batch = batch.replace(core=core.columns(columns))
-            replay.add(replace(fragment, batch=batch))
+            replay.add(replace(fragment, batch=batch, whole=None))
 
     def sample(self, count: int, clock: Clock) -> Batch:
         """Draws `count` fragments from every replay, in the order of the policies: [T, policies * count]. The recurrent

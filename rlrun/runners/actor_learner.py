@@ -80,10 +80,10 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
     try:
         job.sampler_ready(sampler)
         sampler.publish(algorithm.policy, clock)
-        seen: list[Any] = []  # the moments of new fragments, for the policy's filter
+        seen: list[Any] = []  # the moments of new rows, for the policy's filter
 
-        def note(fragment: Fragment) -> None:
-            seen.append(algorithm.policy.moments(fragment.batch))
+        def note(rows: Batch) -> None:
+            seen.append(algorithm.policy.moments(rows))
 
         replay = FragmentReplay(cfg.replay_proportion, cfg.replay_slots, make.rng(job.generation))
         stream = _Stream(
@@ -106,9 +106,10 @@ def run(make: Factories, cfg: Config, job: Job) -> None:
             with job.timers("learn"), make.threads:
                 update = algorithm.update(batch, clock)
             clock = clock.after(updates=1)
-            with job.timers("publish"):
+            with job.timers("filter"):
                 algorithm.absorb_rows(seen)
                 seen.clear()
+            with job.timers("publish"):
                 sampler.publish(algorithm.policy if clock.updates % cfg.broadcast_interval == 0 else None, clock)
     finally:
         sampler.close()
@@ -124,11 +125,11 @@ class _Stream:
         columns: int,
         fake: bool,
         timers: Timers,
-        note: Callable[[Fragment], None],
+        note: Callable[[Batch], None],
         gather: Gatherer,
     ):
         self.sampler, self.replay, self.fake, self.timers, self.gather = sampler, replay, fake, timers, gather
-        self.note = note  # called with every new fragment
+        self.note = note  # called with all new rows, of a fragment on a CPU or of a train batch on a GPU
         self.count = columns // sampler.columns  # number of fragments in one train batch
         self.ready: list[tuple[Batch, Fragment | None]] = []
         self.headers: list[Header] = []  # headers of new fragments
@@ -139,16 +140,22 @@ class _Stream:
         if self.fake and self.kept is not None:
             self.headers += self.again
             return self.kept
-        with self.timers("wait"):
-            while len(self.ready) < self.count:
-                missing = self.count - len(self.ready) if self.replay.slots == 0 else 1
-                for fragment in self.sampler.take(missing):
-                    self.ready.append((fragment.batch, fragment))
-                    self.ready += [(batch, None) for batch in self.replay.accompany(fragment)]
-                    self.headers.append(fragment.header)
-                    self.note(fragment)
+        while len(self.ready) < self.count:
+            missing = self.count - len(self.ready) if self.replay.slots == 0 else 1
+            with self.timers("wait"):
+                fragments = self.sampler.take(missing)
+            for fragment in fragments:
+                self.ready.append((fragment.batch, fragment))
+                self.ready += [(batch, None) for batch in self.replay.accompany(fragment)]
+                self.headers.append(fragment.header)
+                if not self.gather.on_gpu:
+                    with self.timers("filter"):
+                        self.note(fragment.batch)
         chosen, self.ready = self.ready[: self.count], self.ready[self.count :]
         batch = self.gather([part for part, _ in chosen], old)
+        if self.gather.on_gpu:  # where the moments of many images cost little
+            with self.timers("filter"):
+                self.note(_new_columns(batch, [fragment is not None for _, fragment in chosen]))
         used: Sequence[Fragment] = [fragment for _, fragment in chosen if fragment is not None]
         self.sampler.free(used)
         self.replay.release(part for part, fragment in chosen if fragment is None)
@@ -166,3 +173,12 @@ class _Stream:
         """Returns the headers of the fragments that arrived since the last call."""
         headers, self.headers = self.headers, []
         return headers
+
+
+def _new_columns(batch: Batch, new: Sequence[bool]) -> Batch:
+    """The columns of those fragments of a batch, side by side, that are new and not replayed."""
+    if all(new):
+        return batch
+    each = batch.reward.shape[1] // len(new)
+    index = torch.tensor(new).repeat_interleave(each).nonzero().squeeze(1)
+    return batch.columns(index.to(batch.reward.device))

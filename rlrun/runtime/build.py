@@ -290,7 +290,7 @@ class LearnerParts:
 
     def replay(self, generation: int) -> Replay | GroupedReplay:
         assert self.plan.replay is not None
-        return self.plan.replay.replay(self.seeds, generation, self.ranks, self.device)
+        return self.plan.replay.replay(self.seeds, generation, self.ranks, self.device, self.make_recorder())
 
     def sharded_replay(self, generation: int, sampler: ProcessSampler | HostSampler, shards: int) -> ShardedReplay:
         assert self.plan.replay is not None

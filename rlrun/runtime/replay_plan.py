@@ -18,6 +18,7 @@ from rlrun.core.policy import Policy
 from rlrun.core.ranks import Ranks
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import EnvSpec
+from rlrun.machine.graphs import GraphRecorder
 from rlrun.machine.resources import Resources
 from rlrun.policies.several import SeveralPolicies
 from rlrun.replay.buffer import FirstPriority, Replay
@@ -207,17 +208,23 @@ class ReplayPlan:
         algorithm, cfg = self.first_priority
         return functools.partial(algorithm.first_priority, cfg)
 
-    def replay(self, seeds: Seeds, generation: int, ranks: Ranks, device: torch.device) -> Replay | GroupedReplay:
-        """Makes this learner's replay."""
+    def replay(
+        self,
+        seeds: Seeds,
+        generation: int,
+        ranks: Ranks,
+        device: torch.device,
+        recorder: GraphRecorder | None = None,
+    ) -> Replay | GroupedReplay:
+        """Makes this learner's replay. recorder: that of a GPU."""
         if self.groups:
             return self._grouped(seeds, generation, device)
         cfg, others = self.cfg, (ranks.rank,) if ranks.rank else ()
         if self.learners > 1:
             directory = None if cfg.directory is None else str(Path(cfg.directory) / f"learner-{ranks.rank}")
             cfg = replace(cfg, directory=directory, checkpoint_max_gb=cfg.checkpoint_max_gb / self.learners)
-        return Replay(
-            cfg, self.layout, seeds.generator("replay", generation, *others), device, self.priority_of, ranks.rank
-        )
+        rng = seeds.generator("replay", generation, *others)
+        return Replay(cfg, self.layout, rng, device, self.priority_of, ranks.rank, recorder)
 
     def _grouped(self, seeds: Seeds, generation: int, device: torch.device) -> GroupedReplay:
         made = {}

@@ -216,9 +216,7 @@ class BatchedSampler(ProcessSampler):
                 if awake() - max(began, self.spoke) >= PATIENCE * self.plan.timeout_sec:
                     raise RunFailed(no_word(self.supervised.names, PATIENCE * self.plan.timeout_sec))
             self.check()
-            return [
-                Fragment(header, self.views[header.slot]) for header in (self.filled.popleft() for _ in range(count))
-            ]
+            return [self.fragment(self.filled.popleft()) for _ in range(count)]
 
     def free(self, fragments: Sequence[Fragment]) -> None:
         with self.change:

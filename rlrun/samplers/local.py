@@ -137,7 +137,7 @@ class LocalSampler(ProcessSampler):
         self.check()  # a dead worker must be noticed even while enough fragments wait
         while len(self.waiting) < count:
             self._receive(self.plan.timeout_sec)
-        return [Fragment(header, self.views[header.slot]) for header in (self.waiting.popleft() for _ in range(count))]
+        return [self.fragment(self.waiting.popleft()) for _ in range(count)]
 
     def _receive(self, timeout: float) -> None:
         if timeout > 0:

@@ -16,7 +16,7 @@ from rlrun.core.pulse import DEFAULT, Limits, Pulses
 from rlrun.core.restarts import Restarts
 from rlrun.core.seeding import Seeds
 from rlrun.core.tasks import FromTasks, TaskGiver
-from rlrun.dataflow.slots import Slots
+from rlrun.dataflow.slots import Fragment, Header, Slots
 from rlrun.dataflow.stores import FragmentStore
 from rlrun.dataflow.supervision import Supervised
 from rlrun.dataflow.workers import Worker, Workers
@@ -114,6 +114,11 @@ class ProcessSampler(Unsaved):
         self.views = {key: self.slots.view(key) for key in self.slots.keys}
         # For each slot, the number of the producer that fills it.
         self.producer = {key: number // plan.in_flight for number, key in enumerate(self.slots.keys)}
+
+    def fragment(self, header: Header) -> Fragment:
+        """The rows of the slot that a header names."""
+        whole = self.slots.whole(header.slot) if isinstance(self.slots, Slots) else None
+        return Fragment(header, self.views[header.slot], whole)
 
     def pin(self) -> None:
         """Page-locks the slots, for a learner on a GPU."""

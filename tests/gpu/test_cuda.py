@@ -438,41 +438,36 @@ def test_published_weights_act_in_bf16_too(typed, newest_only):
             assert torch.equal(mine, theirs.to(mine.dtype))
 
 
-def test_rows_on_a_gpu_are_the_rows_on_a_cpu(typed):
-    """The same fragments into replays on either side: the same draws, frames and ends."""
+SCREENS = ["algo=dqn", "env=Pong", "algo.n_step=[1,3]", "algo.learning_starts=100", "replay.capacity=400", "algo.batch_size=64"]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", [SCREENS, ["algo=r2d2", "env=CartPole-v1", *SEQUENCES]], ids=["frames", "sequences"])
+def test_rows_on_a_gpu_are_the_rows_on_a_cpu(typed, words):
+    """The same fragments into replays on either side, in one piece or field by field: the same draws, frames, ends and
+    recurrent states, written and read by recorded graphs too."""
+    from dataclasses import replace
+
     from wired import Wired
 
     from rlrun.core.schedule import Clock
 
-    words = [
-        "algo=dqn",
-        "env=Pong",
-        "logger=[]",
-        "algo.n_step=[1,3]",
-        "algo.learning_starts=100",
-        "replay.capacity=400",
-        "algo.batch_size=64",
-    ]
-    cpu = Wired(typed(*words, "resources=debug"))
-    gpu = Wired(
-        typed(
-            *words,
-            "resources.device=cuda",
-            "resources.inference=local",
-            "resources.num_samplers=1",
-            "replay.device=learner",
-        )
-    )
-    sampler, replays = cpu.sampler(0), [cpu.replay(0), gpu.replay(0)]
-    sampler.publish(cpu.algorithm().policy, Clock())
-    for _ in range(150):
-        (fragment,) = sampler.take(1)
-        for replay in replays:
-            replay.add(fragment)
-        sampler.free([fragment])
-    for _ in range(3):
+    words = [*words, "logger=[]", "resources.inference=local", "resources.num_samplers=1"]
+    cpu = Wired(typed(*words, "resources.device=cpu"))
+    gpu = Wired(typed(*words, "resources.device=cuda", "replay.device=learner"))
+    sampler, replays = gpu.sampler(0), [cpu.replay(0), gpu.replay(0)]
+    try:
+        sampler.publish(gpu.algorithm().policy, Clock())
+        for number in range(150):
+            (fragment,) = sampler.take(1)
+            assert fragment.whole is not None
+            replays[0].add(fragment)
+            replays[1].add(fragment if number % 4 else replace(fragment, whole=None))
+            sampler.free([fragment])
+    finally:
+        sampler.close()
+    for _ in range(6):
         one, other = (replay.sample(64, Clock()) for replay in replays)
-        assert other.obs.observation.is_cuda
+        assert other.reward.is_cuda
         for a, b in zip(one.leaves(), other.leaves(), strict=True):
             assert torch.equal(a, b.cpu())
 
