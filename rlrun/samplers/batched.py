@@ -329,9 +329,9 @@ class BatchedSampler(ProcessSampler):
         # By name, because the parts of a user's action may stand in another order than those of the row.
         made = [at(acted, path).split(self.columns) for path in self.acted]
         stateless = next(state.leaves(), None) is None
-        for i, (row, group) in enumerate(zip(rows, groups, strict=True)):
-            for mine, theirs in zip(row.acted, made, strict=True):
-                mine.copy_(theirs[i])
+        given = [theirs[i] for i in range(len(rows)) for theirs in made]
+        torch._foreach_copy_([mine for row in rows for mine in row.acted], given)
+        for i, group in enumerate(groups):
             group.state = state if stateless else state[i * self.columns : (i + 1) * self.columns]
             if group.t + 1 == self.rows:
                 store_core(self.views[group.slot], self.rows, group.state, self.plan.core_every)

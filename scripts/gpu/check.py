@@ -18,6 +18,7 @@ These parts are run by default:
 These parts are run only when they are named:
 
   compiling   the slow one among the tests that need a GPU
+  every       trains every algorithm by the command line, goes on with the run on the GPU and evaluates it
   eager       impala without CUDA graphs
   compiled    impala with torch.compile
   spare       impala with two cores that do not step environments
@@ -121,7 +122,7 @@ KEPT = (
     "resources",
 )
 EMULATOR_SEC, SPEED_SEC = 8.0, 15
-LIMIT_SEC = {"tests": 400.0, "compiling": 200.0, "emulator": 60.0, "speed": 100.0}
+LIMIT_SEC = {"tests": 400.0, "compiling": 200.0, "every": 400.0, "emulator": 60.0, "speed": 100.0}
 STACKS_SEC = 5.0  # time in which a process that is ended writes the stacks of its threads
 START_SEC = 40.0  # time beyond a run's own limit, for its start and its last checkpoint
 LEAST_SEC = 30.0  # a part is not begun when less time is left
@@ -142,6 +143,7 @@ def main(words: list[str]) -> int:
     known = [
         *USUAL,
         "compiling",
+        "every",
         *(name for name in TRAINED if name not in USUAL),
         *(name for name in SPEED if name not in USUAL),
     ]
@@ -237,6 +239,9 @@ def command_of(name: str, asked: argparse.Namespace) -> list[str]:
             *bound,
             "tests/gpu",
         ]
+    if name == "every":
+        script = ROOT / "scripts" / "gpu" / "every.py"
+        return [sys.executable, str(script), str(asked.work / name), "--seconds", "10", "--again", "cuda"]
     if name in TRAINED:
         return [
             sys.executable,
@@ -296,7 +301,7 @@ def run(name: str, asked: argparse.Namespace, emulated: float | None = None) -> 
             raise Failed(f"took longer than {limit:.0f} s; {said_last}; logs.txt has the stacks") from None
     wall = time.monotonic() - started
     figures: dict[str, Any] = {"command": " ".join(["rlrun", *command[3:]] if "rlrun" in command else command[1:])}
-    if name in ("tests", "compiling"):
+    if name in ("tests", "compiling", "every"):
         if status:
             raise Failed(last_line(log))
         return figures | {"met": True}, last_line(log)
