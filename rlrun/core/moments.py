@@ -14,8 +14,8 @@ from rlrun.core.ranks import ALONE, Ranks
 
 
 class Moments(NamedTuple):
-    """The number of samples, their mean, and the sum of their squared deviations from it. The number is a tensor [] of a
-    GPU where nothing should wait for it."""
+    """The number of samples, their mean, and the sum of their squared deviations from it. The number is a tensor [] on
+    a GPU where nothing should wait for it."""
 
     samples: float | Tensor
     mean: Tensor | float

@@ -13,7 +13,7 @@ from wired import Wired
 
 from rlrun.core.batch import Batch
 from rlrun.core.errors import UserError
-from rlrun.core.moments import RunningMoments, moments_of
+from rlrun.core.moments import RunningMoments, masked_moments_of, moments_of
 from rlrun.core.ranks import ALONE
 from rlrun.core.schedule import Clock
 from rlrun.models.normalizer import ObservationFilter, RewardScale, ValueScale
@@ -40,6 +40,27 @@ def test_moments_merged_in_parts_are_those_of_the_whole():
         torch.testing.assert_close(running.mean, x.mean(0), rtol=1e-12, atol=0)
         torch.testing.assert_close(running.variance, x.var(0, unbiased=False), rtol=1e-9, atol=0)
         assert running.count == 1000
+
+
+@pytest.mark.parametrize("images", [True, False])
+def test_moments_of_live_rows_on_a_gpu_are_those_of_a_cpu(images):
+    """The form in which no row is picked, here on a CPU. Dead rows hold anything."""
+    rng = torch.Generator().manual_seed(0)
+    if images:
+        x = torch.randint(0, 256, (700, 2, 5), dtype=torch.uint8, generator=rng)
+    else:
+        x = 50 + 3 * torch.randn(700, 4, generator=rng)
+        x[3] = torch.nan
+    live = torch.rand(700, generator=rng) < 0.8
+    live[3] = False
+    made, wanted = (RunningMoments(tuple(x.shape[1:])) for _ in range(2))
+    for part, alive in zip(x.split([300, 400]), live.split([300, 400]), strict=True):
+        wanted.merge(moments_of(part[alive]))
+        made.merge(masked_moments_of(part, alive))
+    made.merge(masked_moments_of(x[:5], torch.zeros(5, dtype=torch.bool)))  # a fragment of dead rows
+    assert made.count == wanted.count == int(live.sum())
+    torch.testing.assert_close(made.mean, wanted.mean, rtol=1e-12, atol=0)
+    torch.testing.assert_close(made.m2, wanted.m2, rtol=1e-9, atol=0)
 
 
 def test_a_filter_makes_unit_deviation_bounds_it_and_is_the_identity_at_first():
