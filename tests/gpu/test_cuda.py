@@ -65,6 +65,16 @@ def test_a_gpu_checkpoint_loads_on_the_cpu(typed, tmp_path):
     assert all(not t.is_cuda for t in tensors["policy"].values())
 
 
+def test_only_new_rows_are_counted_by_a_filter(typed, tmp_path):
+    """IMPALA replays a fragment beside every new one; the filter must have seen each env step once."""
+    from test_actor_learner import run_wired
+
+    words = ["model.observation_filter=mean_std", "runner.replay_proportion=1", "runner.replay_slots=4", "algo.batch_size=40"]
+    algorithm, job, _ = run_wired(wiring(typed, "resources.inference=batched", "env_steps=400", *words), tmp_path)
+    count = float(algorithm.policy.filter.filters[0].count)
+    assert job.status == "COMPLETED" and abs(count - job.clock.env_steps) <= 40
+
+
 EVERY_KERNEL = {
     "ppo": ["algo.kl_coef=0.1", "algo.normalize_reward=true", "algo.reward_clip=none"],
     "appo": ["algo.kl_coef=0.1"],

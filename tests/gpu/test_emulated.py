@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 # Each group is a run of pytest. A group has about as many seconds as tests.
 GROUPS = {
     "updates": ("test_refusals or equals_the_cpus or (make_the_weights_of_plain_ones and (a2c or dqn or td3 or gru or r2d2)) or every_optimiser", 24),
-    "runs": ("(training_runs and batched) or checkpoint_loads or (q_family and rainbow and batched) or page_locked or rows_on_a_gpu or with_filters", 7),
+    "runs": ("(training_runs and batched) or checkpoint_loads or (q_family and rainbow and batched) or page_locked or rows_on_a_gpu or with_filters or only_new_rows or (policy_gradient_family and appo and batched)", 10),
 }  # fmt: skip
 
 
