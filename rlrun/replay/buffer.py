@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlrun.core.algorithm import Recorder
 from rlrun.core.batch import Batch, RowSpec, allocate
 from rlrun.core.checkpoint import rows_file
 from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.reuse import Courier
 from rlrun.dataflow.slots import Fragment
-from rlrun.machine.graphs import GraphRecorder
 from rlrun.replay.layout import Layout, PrioritizedReplayConfig, ReplayConfig, saved_with
 from rlrun.replay.outcomes import Outcomes
 from rlrun.replay.rings import rings
@@ -43,7 +43,7 @@ class Replay:
         device: torch.device,
         first_priority: FirstPriority | None = None,
         number: int = 0,
-        recorder: GraphRecorder | None = None,
+        recorder: Recorder | None = None,
     ):
         """Allocates the ring. Raises UserError where it does not fit onto the disk.
 

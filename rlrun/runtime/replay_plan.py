@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from rlrun.core.algorithm import Algorithm, FromReplay, Needs
+from rlrun.core.algorithm import Algorithm, FromReplay, Needs, Recorder
 from rlrun.core.checkpoint import ROWS, load_part
 from rlrun.core.errors import UserError
 from rlrun.core.games import STATE
@@ -18,7 +18,6 @@ from rlrun.core.policy import Policy
 from rlrun.core.ranks import Ranks
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import EnvSpec
-from rlrun.machine.graphs import GraphRecorder
 from rlrun.machine.resources import Resources
 from rlrun.policies.several import SeveralPolicies
 from rlrun.replay.buffer import FirstPriority, Replay
@@ -214,7 +213,7 @@ class ReplayPlan:
         generation: int,
         ranks: Ranks,
         device: torch.device,
-        recorder: GraphRecorder | None = None,
+        recorder: Recorder | None = None,
     ) -> Replay | GroupedReplay:
         """Makes this learner's replay. recorder: that of a GPU."""
         if self.groups:

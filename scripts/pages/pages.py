@@ -306,7 +306,7 @@ fastest of its settings on that machine. The number format is each library's def
 has it, and float32 for the others. Each heading names the machine. The tables of processors with bf16 are the ones to
 read. The second of them repeats DQN a day later, with four environments.
 
-On this whole page, rlrun does not normalise pixels, except in PPO's run of Pong [on a GPU](#runs-on-a-gpu), and neither
+On this whole page, rlrun does not normalise pixels, except where a table or a run [on a GPU](#on-a-gpu) says so, and neither
 do the other libraries. Since 28 November 2026, PPO, IMPALA, APPO and A2C do so by default. This makes their updates
 about a fifth longer on a CPU; the option `model.observation_filter=none` turns it off.
 
