@@ -28,6 +28,8 @@ These parts are run only when they are named:
               DreamerV3 on MsPacman, DM Control's cartpole and walker, and Crafter, and Dreamer on the cartpole
   dreamerv3   training speed of DreamerV3 on Pong
   rainbow, appo, apex, local
+  sac, sac_cpu, ppo_vectors, ppo_vectors_cpu
+              whether small networks are faster on the GPU or on the CPU of this machine
 """
 
 from __future__ import annotations
@@ -63,6 +65,7 @@ TRAINED: dict[str, tuple[list[str], float | None]] = {
     "dreamer_v1": (["tuned=dreamer/cartpole_swingup"], None),
 }
 BAR_SEC = 180.0
+SMALL = {"sac": ["algo=sac", "env=Pendulum-v1"], "ppo_vectors": ["algo=ppo", "env=CartPole-v1"]}
 # The options of each speed measurement, and its bar in env steps/s or 0 where there is none.
 SPEED: dict[str, tuple[list[str], float]] = {
     "impala": (IMPALA, 30_000),
@@ -97,6 +100,11 @@ SPEED: dict[str, tuple[list[str], float]] = {
     ),
     "appo": (["algo=appo", "env=Pong", "algo.batch_size=800"], 0),
     "dreamerv3": (["algo=dreamerv3", "env=Pong"], 0),
+    **{
+        f"{name}{'' if device == 'cuda' else '_cpu'}": ([*words, f"resources.device={device}"], 0)
+        for name, words in SMALL.items()
+        for device in ("cuda", "cpu")
+    },
     "apex": (
         [
             "algo=apex",
