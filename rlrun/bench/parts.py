@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from rlrun.core.batch import Batch, allocate
+from rlrun.core.batch import Batch, RowSpec, allocate, layout_bytes
 from rlrun.core.env import Rows, map_rows
 from rlrun.core.policy import Policy
 from rlrun.core.schedule import Clock
@@ -66,6 +67,7 @@ class PartsOfRows:
         )
         acting = self._acting()
         fragments = []
+        self.wholes: list[tuple[Tensor, RowSpec]] = []  # Fragment.whole of each
         self.replay: Replay | GroupedReplay | None = None
         needed = parts.needs.columns // self.columns
         for number in range(
@@ -73,14 +75,16 @@ class PartsOfRows:
             if parts.needs.replay is not None
             else min(needed, DIFFERENT)
         ):
-            batch = allocate(layout, pin=self.on_gpu)
+            memory = torch.zeros(layout_bytes(layout), dtype=torch.uint8, pin_memory=self.on_gpu)
+            batch = allocate(layout, memory)
             header = collector.collect(batch, acting, 1, Clock(), 0)
             if parts.needs.replay is not None:
                 self.replay = self.replay or parts.replay(0)
                 for block in range(self.replay.blocks):  # every producer stores the same rows
-                    self.replay.add(Fragment(header._replace(worker=block), batch))
+                    self.replay.add(Fragment(header._replace(worker=block), batch, (memory, layout)))
             if number < 64:
                 fragments.append(batch)
+                self.wholes.append((memory, layout))
         self.obs = collector.columns.obs
         self.fragments = (
             fragments if parts.needs.replay is not None else [fragments[i % len(fragments)] for i in range(needed)]
@@ -139,10 +143,11 @@ class PartsOfRows:
                     self.count += 1
                     block = self.count % replay.blocks
                     headers[block] += 1
-                    fragment = self.fragments[headers[block] % len(self.fragments)]
+                    which = headers[block] % len(self.fragments)
                     first = replay.next_row[block]
                     assert first is not None
-                    replay.add(Fragment(Header(block, 0, first, 0, 0, 0, (), (0.0, 0.0)), fragment))
+                    header = Header(block, 0, first, 0, 0, 0, (), (0.0, 0.0))
+                    replay.add(Fragment(header, self.fragments[which], self.wholes[which]))
                 return steps
 
             self.writes = {}
@@ -156,6 +161,7 @@ class PartsOfRows:
             self.batch = gathers(self.fragments, self.batch)
             with self.products:
                 self.algorithm.update(self.batch, self._later())
+            self.algorithm.absorb_rows([self.algorithm.policy.moments(self.batch)])
             if self.on_gpu:
                 torch.cuda.synchronize()
             return self.steps

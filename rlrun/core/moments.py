@@ -36,7 +36,7 @@ def moments_of(x: Tensor) -> Moments:
 
 def masked_moments_of(x: Tensor, live: Tensor) -> Moments:
     """The moments of the live rows of x [N, ...], where live is [N]. On a GPU nothing waits for them: rows are not
-    picked, which would need their number, but dead ones count as 0."""
+    picked, which would need their number, but dead ones have a weight of 0."""
     if x.dtype == torch.uint8:
         return _masked_moments_of_bytes(x, live)
     weight = live.double()

@@ -96,8 +96,8 @@ class Policy(nn.Module):
         raise NotImplementedError
 
     def moments(self, batch: Batch) -> Any:
-        """What the filter learns from the live rows of a fragment, without changing the filter; None if there is no
-        filter."""
+        """What the filter learns from the live rows of a fragment or batch, without changing the filter; None if there
+        is no filter."""
         return None
 
     def absorb(self, moments: Sequence[Any], ranks: Ranks) -> None:

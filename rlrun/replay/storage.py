@@ -224,7 +224,7 @@ def read(tree: Tree, index: Tensor) -> Batch:
 
 
 def place(store: Store | Tree, index: Tensor, values: Tensor | Batch) -> None:
-    """Writes leaves [..., *shape] into single rows at index [...], for fields in memory. Of stacked frames [..., S,
+    """Writes leaves [T, B, *shape] into single rows at index [T, B], for fields in memory. Of stacked frames [T, B, S,
     *frame] the last one is written."""
     if isinstance(store, dict):
         assert isinstance(values, Batch)

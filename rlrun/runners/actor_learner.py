@@ -146,7 +146,8 @@ class _Stream:
                 fragments = self.sampler.take(missing)
             for fragment in fragments:
                 self.ready.append((fragment.batch, fragment))
-                self.ready += [(batch, None) for batch in self.replay.accompany(fragment)]
+                with self.timers("copy"):
+                    self.ready += [(batch, None) for batch in self.replay.accompany(fragment)]
                 self.headers.append(fragment.header)
                 if not self.gather.on_gpu:
                     with self.timers("filter"):
@@ -155,7 +156,7 @@ class _Stream:
         batch = self.gather([part for part, _ in chosen], old)
         if self.gather.on_gpu:  # where the moments of many images cost little
             with self.timers("filter"):
-                self.note(_new_columns(batch, [fragment is not None for _, fragment in chosen]))
+                self.note(_only_new(batch, [fragment is not None for _, fragment in chosen]))
         used: Sequence[Fragment] = [fragment for _, fragment in chosen if fragment is not None]
         self.sampler.free(used)
         self.replay.release(part for part, fragment in chosen if fragment is None)
@@ -175,10 +176,12 @@ class _Stream:
         return headers
 
 
-def _new_columns(batch: Batch, new: Sequence[bool]) -> Batch:
-    """The columns of those fragments of a batch, side by side, that are new and not replayed."""
+def _only_new(batch: Batch, new: Sequence[bool]) -> Batch:
+    """The batch with dead rows in place of those of replayed fragments. The fragments lie side by side."""
     if all(new):
         return batch
-    each = batch.reward.shape[1] // len(new)
-    index = torch.tensor(new).repeat_interleave(each).nonzero().squeeze(1)
-    return batch.columns(index.to(batch.reward.device))
+    valid, each = batch.valid.clone(), batch.reward.shape[1] // len(new)
+    for number, fresh in enumerate(new):
+        if not fresh:
+            valid[:, number * each : (number + 1) * each] = False
+    return batch.replace(valid=valid)

@@ -22,9 +22,6 @@ class ActingCopy:
     every power of two of groups (machine/graphs.py). The learner writes new weights into a separate buffer, the letter
     box, from which the acting thread copies them once the GPU has finished the update that makes them. So neither
     thread waits for the other.
-
-    Both threads give the interpreter up at every call of PyTorch, and take it again when the other does, so that a call
-    costs tens of microseconds. Therefore many small copies are one call (_foreach_copy_).
     """
 
     def __init__(
@@ -80,7 +77,8 @@ class ActingCopy:
             if policy is not None:
                 if self.taken is not None:
                     self.taken.wait()  # blocks the learner's stream, not its thread
-                torch._foreach_copy_(self.letter, self._weights(policy))
+                for mine, theirs in zip(self.letter, self._weights(policy), strict=True):
+                    mine.copy_(theirs)
                 if self.on_gpu:
                     self.written = torch.cuda.current_stream(self.device).record_event()
                 self.newest_made = clock.updates
@@ -96,7 +94,8 @@ class ActingCopy:
                 if not self.newest_only and not self.written.query():
                     return
                 self.written.wait()
-                torch._foreach_copy_(self._weights(self.policy), self.letter)
+                for mine, theirs in zip(self._weights(self.policy), self.letter, strict=True):
+                    mine.copy_(theirs)
                 self.written, self.taken = None, torch.cuda.current_stream(self.device).record_event()
             self.version, self.clock, self.made = self.published, self.newest, self.newest_made
 

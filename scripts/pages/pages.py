@@ -369,8 +369,8 @@ The emulator alone makes {emulator:,.0f} env steps/s of Pong there, in one proce
 IMPALA and PPO. The shares are those of the emulator on the machine above, where all cores ran it.
 
 {table(("algorithm", "env steps/s on Pong", "share of the emulator alone", "bound of the parts", "command"), measured(last["parts"]))}
-Neither fewer samplers nor threads that change more often make IMPALA faster there (the last run had
-`sys.setswitchinterval(0.0002)`). DQN is faster than on the machine above since its replay writes and draws rows with
+Neither fewer samplers nor threads that change more often make IMPALA faster there. For the latter,
+`sys.setswitchinterval(0.0002)` stood in a sitecustomize.py on PYTHONPATH. DQN is faster than on the machine above since its replay writes and draws rows with
 recorded graphs: the learner needs 52 us for an env step then (`insert`), where it needed 105.
 
 An update, with the copy of its rows to the GPU, in milliseconds:

@@ -11,12 +11,16 @@ import pytest
 from rlrun.config.paths import root
 
 
-@pytest.fixture
-def check():
-    spec = importlib.util.spec_from_file_location("gpu_check", root() / "scripts" / "gpu" / "check.py")
+def loaded(name):
+    spec = importlib.util.spec_from_file_location(f"gpu_{name}", root() / "scripts" / "gpu" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def check():
+    return loaded("check")
 
 
 def asked(folder):
@@ -27,6 +31,15 @@ def test_every_part_composes(check, typed, tmp_path):
     for name, (words, _) in check.SPEED.items():
         typed(*words)
         assert check.command_of(name, asked(tmp_path))[3:5] == ["benchmark", "throughput"]
+
+
+def test_an_algorithm_is_trained_goes_on_and_is_evaluated(tmp_path, capsys):
+    """With a replay, whose options others refuse; with an option that is refused; and on a device that there is not."""
+    every, words = loaded("every"), ["--device", "cpu", "--seconds", "30", "--jobs", "1"]
+    assert every.main([str(tmp_path), "iql", "lin_ts", *words, "--again", "cpu", "--env-steps", "600"]) == 0
+    assert "2 algorithms trained, went on and were evaluated; 0 failed" in capsys.readouterr().out
+    assert every.main([str(tmp_path), "pg", *words, "--again", "cuda:7"]) == 1
+    assert "FAILED: resume: rlrun: " in capsys.readouterr().out
 
 
 def test_the_slow_gpu_tests_are_a_part_of_their_own(check, tmp_path):
