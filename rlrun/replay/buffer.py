@@ -27,7 +27,7 @@ from rlrun.replay.outcomes import Outcomes
 from rlrun.replay.rings import rings
 from rlrun.replay.rows_file import RowsFile
 from rlrun.replay.starts import Starts
-from rlrun.replay.storage import Plain, in_files, in_memory, place, put, read, stores, write
+from rlrun.replay.storage import Plain, in_files, in_memory, put, read, stores, write
 
 FirstPriority = Callable[[Batch], Tensor]  # fragments [T + 1, N] without observations -> [N]
 
@@ -145,10 +145,10 @@ class Replay:
         batch, index = allocate(self.whole, sent["memory"]), sent["index"]  # type: ignore[arg-type]
         for name, store in self.tree.items():
             ends = name in ("obs", "is_first")
-            place(store, index if ends else index[:-1], batch[name])  # type: ignore[arg-type]
+            put(store, index if ends else index[:-1], batch[name])  # type: ignore[arg-type]
         if self.core:
             spot: Tensor = sent["spot"]  # type: ignore[assignment]
-            place(self.core, spot, batch.core.map(lambda x: x[: len(spot)]))
+            put(self.core, spot, batch.core.map(lambda x: x[: len(spot)]))
         return ()
 
     def forget(self, row: int) -> None:

@@ -223,29 +223,18 @@ def read(tree: Tree, index: Tensor) -> Batch:
     )
 
 
-def place(store: Store | Tree, index: Tensor, values: Tensor | Batch) -> None:
-    """Writes leaves [T, B, *shape] into single rows at index [T, B], for fields in memory. Of stacked frames [T, B, S,
-    *frame] the last one is written."""
-    if isinstance(store, dict):
-        assert isinstance(values, Batch)
-        for name, part in store.items():
-            place(part, index, values[name])
-        return
-    assert isinstance(values, Tensor)
-    if isinstance(store, Frames):
-        store, values = store.one, values[:, :, -1]
-    assert isinstance(store, Plain)
-    store.put(index, values)
-
-
 def put(store: Store | Tree, index: Tensor, values: Tensor | Batch) -> None:
-    """Writes leaves [..., *shape] into single rows at index [...], for fields in Plain stores."""
+    """Writes leaves [..., *shape] into single rows at index [...], for fields in memory. Of stacked frames, whose index
+    is [T, B], the last one of [T, B, S, *frame] is written."""
     if isinstance(store, dict):
         assert isinstance(values, Batch)
         for name, part in store.items():
             put(part, index, values[name])
         return
-    assert isinstance(store, Plain) and isinstance(values, Tensor)
+    assert isinstance(values, Tensor)
+    if isinstance(store, Frames):
+        store, values = store.one, values[:, :, -1]
+    assert isinstance(store, Plain)
     store.put(index, values)
 
 
