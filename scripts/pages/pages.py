@@ -369,9 +369,9 @@ The emulator alone makes {emulator:,.0f} env steps/s of Pong there, in one proce
 IMPALA and PPO. The shares are those of the emulator on the machine above, where all cores ran it.
 
 {table(("algorithm", "env steps/s on Pong", "share of the emulator alone", "bound of the parts", "command"), measured(last["parts"]))}
-Neither fewer samplers nor threads that change more often make IMPALA faster there. For the latter,
-`sys.setswitchinterval(0.0002)` stood in a sitecustomize.py on PYTHONPATH. DQN is faster than on the machine above since its replay writes and draws rows with
-recorded graphs: the learner needs 52 us for an env step then (`insert`), where it needed 105.
+IMPALA is no faster there with fewer samplers, or where Python's threads take shorter turns. For the latter,
+`sys.setswitchinterval(0.0002)` was called in a sitecustomize.py on PYTHONPATH. DQN is faster than on the machine above because its replay now writes and draws rows with
+recorded graphs: inserting takes 52 us of the learner's time for an env step, and it took 105.
 
 An update, with the copy of its rows to the GPU, in milliseconds:
 
