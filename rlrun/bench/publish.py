@@ -199,6 +199,8 @@ def markdown(tables: Sequence[tuple[Table, Sequence[Measured]]]) -> str:
     for table, cells, all_cells in with_results(tables):
         lines += [f"## {table.title}", "", *lines_of(headings(table), rows(table, cells))]
         lines += ["", f"![{table.title}]({table.name}.png)", "", protocol_line(cells, table), ""]
+        if table.note:
+            lines += [plain_text(table.note), ""]
         summary = normalised(all_cells)
         if summary:
             lines += [summary, ""]
@@ -308,6 +310,8 @@ def html(tables: Sequence[tuple[Table, Sequence[Measured]]]) -> str:
             body.append(page.picture(charts.svg(drawn)))
         body.append(page.picture(charts.svg(charts.table_bars(table.title, bars(table, cells), table.paper))))
         body.append(f'<p class="soft">{page.escape(protocol_line(cells, table))}</p>')
+        if table.note:
+            body.append(f"<p>{page.escape(table.note)}</p>")
         summary = normalised(all_cells)
         if summary:
             body.append(f"<p>{page.escape(summary)}</p>")

@@ -58,6 +58,7 @@ class Table:
     hardware: str  # hardware on which the published figures were measured
     cells: tuple[Cell, ...]
     target_return: float | None = None
+    note: str | None = None  # what else a reader of the table should know
 
     def __post_init__(self):
         if (self.env_steps is None) == (self.wall_sec is None):
@@ -88,7 +89,7 @@ def load(name: str) -> Table:
         raise UserError(f"There is no table {name!r}.{closest(name, known)} There are: {', '.join(known)}")
     values = load_yaml(root() / "conf" / "benchmark" / f"{name}.yaml")
     cells = [{"words": [], **cell} for cell in values["cells"]]
-    return typed(Table, {"target_return": None, **values, "name": name, "cells": cells}, f"conf/benchmark/{name}.yaml")
+    return typed(Table, {"target_return": None, "note": None, **values, "name": name, "cells": cells}, f"conf/benchmark/{name}.yaml")
 
 
 class Wanted(NamedTuple):
