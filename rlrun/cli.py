@@ -38,7 +38,7 @@ SHORT_FLAGS = ("-h", "-c", "-p", "-i")
 
 
 def usage() -> str:
-    lines = ["rlrun: every RL algorithm in one readable file, from one command", ""]
+    lines = ["rlrun: train reinforcement learning agents from one command; each algorithm is one readable file", ""]
     lines += [f"  rlrun {name:<12} {text}" for name, text in COMMANDS.items()]
     lines += [
         "",

@@ -1,15 +1,15 @@
 """AlphaZero: learning to guess what a tree search finds (Silver et al. 2018, doi:10.1126/science.aar6404), for two
 players, or for one with ranked rewards (Laterre et al. 2018, arXiv:1807.01672).
 
-Rows: single rows from replay whose episodes are over; those in which a player only waited are not drawn. The state of
-the environment's simulator is in the rows while they are acted on (core/games.py), and is not stored.
-Recorded: search_policy, what the search recommends; searched, whether it was this column's turn; value, what the search
-found, which stands for what follows where a time limit cut an episode off.
-Two players are one policy that sees the game from the side to move, as two columns that wait for each other. One player
-without ranked rewards learns discounted returns, and the search stretches values of siblings over [0, 1] (as MuZero,
-Schrittwieser et al. 2020, over the tree). With ranked rewards, an episode counts 1 if its return is above a percentile
-of the last returns, and -1 if it is below; the search judges ends of games by the same number, and replayed rows are
-judged by the newest one.
+Rows: single rows of finished episodes, drawn from a replay. Rows in which a player only waited are not drawn. While a
+row is acted on, it also holds the state of the environment's simulator (core/games.py), which is not stored.
+Recorded: search_policy, the policy that the search recommends; searched, whether it was this column's turn; value, the
+search's value, which stands for the rewards that are missing where a time limit cut the episode off.
+Two players share one policy, which sees the game from the side to move. They are two columns that wait for each other.
+A single player without ranked rewards learns discounted returns, and the search rescales the values of sibling moves to
+[0, 1] (MuZero, Schrittwieser et al. 2020, rescales over the whole tree). With ranked rewards, an episode counts as 1 if
+its return is above a percentile of the last returns, and as -1 if it is below. The search judges the ends of games by
+the same percentile, and replayed rows are judged by the newest one.
 Options: symmetries, by which each row is mirrored or turned at random, as in AlphaGo Zero; search.root=gumbel
 (Danihelka et al. 2022, "Policy improvement by planning with Gumbel") for few simulations; search.min_depth, at which
 every move is tried once first; temperature, also for a first part of the game alone.

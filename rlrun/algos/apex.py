@@ -48,6 +48,7 @@ class Config:
 
 
 class Apex(Algorithm):
+    holds_another = True
     cfg: Config
     inner: Algorithm
 

@@ -24,9 +24,10 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
 from rlrun.core.conditions import OnlyWith
+from rlrun.core.follower import Follower
 from rlrun.core.ranges import Count, NotNegative, Positive, PositiveShare, Share
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec

@@ -146,8 +146,8 @@ class BC(Algorithm):
             return rows, self.policy.unroll(Batch(obs=batch.obs[:1], is_first=batch.is_first[:1]))
         begin = self.policy.initial_state(batch.reward.shape[1])
         core = Batch({name: begin[name].unsqueeze(0) for name in self.policy.core_spec()})
-        outputs = self.policy.unroll(Batch(obs=batch.obs, is_first=batch.is_first, core=core))
-        return rows[cfg.burn_in :], Outputs(outputs.dist[cfg.burn_in :], outputs.value[cfg.burn_in :])
+        outputs = self.policy.unroll(Batch(obs=batch.obs, is_first=batch.is_first, core=core), cfg.burn_in)
+        return rows[cfg.burn_in :], outputs
 
 
 def mean_log_std(dist) -> Tensor:

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
+from rlrun.core.follower import Follower
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.families.q_learning import CategoricalQConfig, recorded_kl

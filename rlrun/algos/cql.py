@@ -5,14 +5,14 @@ the policy does not follow values that no data support. algo=discrete_cql does t
 
 Rows: as in sac.py, most often of a data set.
 Recorded: nothing.
-Options: min_q_weight: weight of the penalty beside squared TD errors without their factor 0.5, as in the authors' code;
-temperature of its log-sum-exp; num_actions: N. For continuous actions the log-sum-exp is estimated, with importance
-weights, from 3N actions for each row: N uniform ones, N of the policy, and N of the policy in the next state, whose
-values are taken in this state (the authors' code, version 3, CQL(H) of the paper). Its constant -log 3N is left out, as
-there: it has no gradient, but counts in the gap that lagrangian_threshold bounds. lagrangian: the penalty has a further
-weight alpha', which keeps min_q_weight times the gap near lagrangian_threshold (eq. 30). bc_iters: updates at the
-beginning in which the actor clones the data. deterministic_backup: targets have no entropy term; the next action is
-drawn either way.
+Options: min_q_weight is the weight of the penalty. It stands beside squared TD errors without their factor 0.5, as in
+the authors' code. temperature belongs to the penalty's log-sum-exp. For continuous actions, the log-sum-exp is
+estimated by importance sampling from 3 num_actions actions for each row: uniform ones, the policy's, and the policy's
+in the next state, all of them valued in this state (CQL(H) of the paper, version 3 of the authors' code). Its constant
+-log(3 num_actions) is left out, as there. It has no gradient, but it shifts the gap that lagrangian_threshold bounds.
+With lagrangian=true the penalty has a further weight alpha', which keeps min_q_weight times the gap near
+lagrangian_threshold (eq. 30). In the first bc_iters updates the actor clones the data. deterministic_backup leaves the
+entropy out of the targets; the next action is sampled either way.
 Differs from the paper: what differs in sac.py. All gradients use the parameters before the update.
 Metrics: those of sac.py; gap: mean over critics of the penalty, which is the log-sum-exp minus the value of the data's
 action; alpha_prime and alpha_prime_lr with lagrangian. actor_loss: minus log pi of the data's actions in place of -Q,

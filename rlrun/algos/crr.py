@@ -30,10 +30,11 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
 from rlrun.core.conditions import OnlyWith
 from rlrun.core.errors import UserError
+from rlrun.core.follower import Follower
 from rlrun.core.ranges import Count, Positive
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import Box, EnvSpec

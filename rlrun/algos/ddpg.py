@@ -7,7 +7,8 @@ policy.
 Options: n_step, replay=prioritized, huber_delta, l2; exploration.kind: ou (the paper's), gaussian or parameter_noise
 (Plappert et al. 2018). Use algo=td3 for twin critics, delayed policies and smoothed targets.
 Differs from the paper: actions enter the critic's first layer instead of its second. There is no batch normalisation.
-Weights are initialised as PyTorch does it.
+Weights are initialised as PyTorch does it. Squared errors are halved. Defaults: l2 is 0 (the paper: 0.01), and
+target_tau 0.005 (the paper: 0.001).
 Metrics: learn/critic_loss: mean of weighted losses; actor_loss: mean -Q of the policy's own actions; td_error: mean
 |target - Q|; q: mean value of the actions taken; target; noise_scale: the schedule's value; critic_grad_norm and
 actor_grad_norm before clipping; critic_lr, actor_lr.
@@ -22,8 +23,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
+from rlrun.core.follower import Follower
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.families.off_policy import (

@@ -32,9 +32,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
 from rlrun.core.conditions import EXPERIENCE, PACED, SLOW_VALUES, OnlyFor, OnlyWith
+from rlrun.core.follower import Follower
 from rlrun.core.open_loop import OpenLoop
 from rlrun.core.optimizer import OptimizerConfig
 from rlrun.core.ranges import Count, NotNegative, Positive, PositiveShare, Range, Share

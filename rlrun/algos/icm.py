@@ -1,4 +1,5 @@
-"""ICM: curiosity (Pathak et al. 2017, arXiv:1705.05363) around any algorithm, for example algo=icm algo@algo.inner=ppo.
+"""ICM: curiosity (Pathak et al. 2017, arXiv:1705.05363) around another algorithm that learns the policy of one agent
+from its rewards, for example algo=icm algo@algo.inner=ppo. docs/exploration.md says which algorithms can be inside.
 
 Rows: those of the inner algorithm (algo.inner), which learns from the sum of the environment's and an intrinsic
 reward.
@@ -10,8 +11,8 @@ both terms train the features, is (1 - beta) inverse loss + beta forward loss (e
 Differs from the paper: continuous actions have a Gaussian inverse model. The inner algorithm's reward_clip bounds the
 environment's rewards only, and its normalize_reward must be false, because it would scale the sum. The policy has its
 own networks, and its loss does not reach the features (the paper trains all with one loss, also with separate
-networks). Around an algorithm with a replay, the reward of a row is computed anew whenever the row is drawn, so it is
-what the row surprises the networks by now.
+networks). Around an algorithm with a replay, the reward of a row is computed anew whenever the row is drawn, so it
+measures how surprising the row still is to the current networks.
 Reported returns are those of the environment alone. learn/intrinsic_reward is the mean per row: where it outweighs the
 environment's rewards, the policy seeks surprises instead (on CartPole, the end of the episode). If so, lower eta or
 let it fall by a schedule.
@@ -75,6 +76,7 @@ class Config:
 
 
 class ICM(Algorithm):
+    holds_another = True
     cfg: Config
     inner: Algorithm
 

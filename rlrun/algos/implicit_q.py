@@ -29,8 +29,9 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
+from rlrun.core.follower import Follower
 from rlrun.core.ranges import NotNegative, Positive, PositiveShareBelowOne
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec

@@ -21,8 +21,9 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
+from rlrun.core.follower import Follower
 from rlrun.core.ranges import Count, Finite
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec

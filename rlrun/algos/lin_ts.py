@@ -6,10 +6,10 @@ distribution for every row and takes the arm that is best by them.
 Rows: fragments [T, B] of the newest policy. Each is used once. Only a row's own reward is learnt; later rewards and the
 values of next states are not used.
 Recorded: nothing.
-Options: scale, the factor of deviations (the paper's v); noise: fixed at variance 1, as in RLlib, or learnt, with which
-the variance is drawn too (Riquelme et al. 2018, arXiv:1802.09127, section 4.1, whose prior is noise_shape and
-noise_scale, both 6, with ridge 0.25 and intercept); initial_pulls, how often each arm is taken first; items, products,
-ridge and intercept as in lin_ucb.py.
+Options: scale multiplies the deviations (the paper's v). noise=fixed takes a variance of 1 for the noise, as RLlib
+does. noise=learnt draws the variance as well (Riquelme et al. 2018, arXiv:1802.09127, section 4.1). Its prior has
+noise_shape and noise_scale, which are 6 in that paper, where ridge is 0.25 and there is an intercept. initial_pulls is
+how often each arm is taken first. items, products, ridge and intercept are as in lin_ucb.py.
 Differs from the paper: all rows of a batch are added at once. Every environment's row has its own draw.
 Refused: model.observation_filter, whose moments change what features mean while they are added up.
 Metrics: learn/error: mean |reward - mean reward predicted|; pulls: rows learnt from so far; noise_deviation: root of

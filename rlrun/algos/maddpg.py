@@ -8,11 +8,11 @@ Recorded: nothing.
 Options: share gives all agents one actor and one critic; critic_sees=own is DDPG of every agent by itself, and
 local_agents names those that learn so among others (RLlib's adv_policy and good_policy).
 Differs from the paper: choices are one-hot samples of the Gumbel-softmax with a straight-through gradient, because
-environments take no soft vectors as OpenAI's code gives them; an illegal choice is never drawn. Continuous actions are
-tanh of the actor, with Gaussian noise, and actor_reg is about the numbers before tanh. All agents learn from the same
-target networks, which then move together; OpenAI's code moves those of one agent before the next one learns. The bound
-on gradients is one on each network's norm, where theirs is one on each variable's. An agent that is not there has an
-observation and an action of zeros, and its rows are in no mean.
+environments do not take the soft vectors of OpenAI's code. An illegal choice is never drawn. Continuous actions are
+tanh of the actor's output plus Gaussian noise, and actor_reg penalises that output before tanh. All agents learn from
+the same target networks, which then move together; OpenAI's code moves one agent's targets before the next agent
+learns. Gradients are bounded by the norm of each network, and in OpenAI's code by the norm of each variable. An agent
+that is not there has an observation and an action of zeros, and its rows are in no mean.
 Refused, because it is for one agent: model.observation_filter.
 Metrics: learn/critic_loss: mean over agents of the means of weighted losses; actor_loss: the same of -Q and the
 regularisation; td_error: mean |target - Q|; q: mean value of the actions taken; target; epsilon or noise_scale;
@@ -30,10 +30,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
 from rlrun.core.conditions import CHOICES, FIRST_PRIORITIES, OnlyFor, OnlyWith
 from rlrun.core.errors import UserError
+from rlrun.core.follower import Follower
 from rlrun.core.masked import masked_mean
 from rlrun.core.ranges import NotNegative, Positive
 from rlrun.core.schedule import Clock, Schedule
@@ -97,12 +98,14 @@ class MADDPG(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
+        # The team's rewards are those of an agent while it is there, which every row's observations tell.
+        several = cfg.reward_of == "team" and cfg.n_steps[1] > 1
         return Needs(
             rows=cfg.n_steps[1],
             columns=cfg.batch_size,
             actions=("multi_discrete", "box"),
             joint=True,
-            replay=cfg.from_replay,
+            replay=replace(cfg.from_replay, obs="all") if several else cfg.from_replay,
         )
 
     @classmethod
@@ -175,11 +178,16 @@ class MADDPG(Algorithm):
         return Update(self.report(shares, largest(steps)), {"priority": priority})
 
     def transitions(self, batch: Batch) -> JointRows:
-        """Takes the transitions out of a batch [n, B] of replayed fragments."""
+        """Takes the transitions out of a batch [n, B] of replayed fragments. That of an agent ends where it leaves."""
         cfg, policy = self.cfg, self.policy
         ends = batch.ends()
         now, then = ends.obs[0], ends.obs[1]
-        alive = now["alive"].bool()
+        alive, then_alive = now["alive"].bool(), then["alive"].bool()
+        valid = batch.valid.unsqueeze(-1).expand_as(batch.reward)  # [n, B, N]
+        if len(batch.obs["alive"]) > 2:
+            there, before_the_end = batch.obs["alive"][:-1].bool(), valid.long().cumprod(0).bool()
+            then_alive = then_alive & (there | ~before_the_end).all(0)
+            valid = valid & there
         paid = batch.reward  # [n, B, N]
         if cfg.reward_of == "team":
             paid = paid.sum(-1, keepdim=True).expand_as(paid)
@@ -187,7 +195,7 @@ class MADDPG(Algorithm):
         reward, discount = fold_n_step(
             clip_reward(paid, cfg.reward_clip).flatten(1),
             batch.terminated.repeat_interleave(agents, 1),
-            batch.valid.repeat_interleave(agents, 1),
+            valid.flatten(1),
             cfg.discount,
         )
         return JointRows(
@@ -199,7 +207,7 @@ class MADDPG(Algorithm):
             discount=discount.view_as(alive),
             then_seen=policy.seen(then),
             then_legal=policy.legal(then),
-            then_alive=then["alive"].bool(),
+            then_alive=then_alive,
         )
 
     def targets(self, rows: JointRows) -> Tensor:

@@ -2,21 +2,22 @@
 
 The outer steps are those of PPO, as in ProMP (Rothfuss et al. 2019, arXiv:1810.06784, algorithm 1) and RLlib.
 
-Rows: in every update each of num_tasks tasks is played in inner_steps + 1 rounds of whole episodes. Round 0 is played
-with the policy's parameters theta, and round k with theta_k = theta_{k-1} - inner_lr grad L(theta_{k-1}, round k - 1),
-which are each task's own. L is the policy gradient's surrogate, the mean of -ratio * advantage, with the loss of the
-value. outer_steps times, theta takes a step on PPO's loss (clipped) of theta_K and the last round, where theta_K is
-computed anew from theta, and differentiated through (algorithm 3, line 10). The KL divergences of the policies of
-earlier rounds from those that played them are penalised (ProMP's eq. 14).
+Rows: in every update, each of num_tasks tasks is played in inner_steps + 1 rounds of whole episodes. Round 0 uses the
+policy's parameters theta. Round k uses the task's own theta_k = theta_{k-1} - inner_lr grad L(theta_{k-1}, round k -
+1). L is the policy gradient's surrogate, the mean of -ratio * advantage, plus the loss of the value. Then theta makes
+outer_steps steps on PPO's clipped loss of theta_K on the last round. Each of these steps computes theta_K anew from
+theta and differentiates through it (algorithm 3, line 10). A penalty keeps the policies of earlier rounds close to
+those that played them (ProMP's eq. 14).
 Recorded: log_prob, dist and, with baseline=value, value of the policy that played the round.
 Options: first_order leaves out the derivative of inner gradients (section 5.2). baseline=linear takes advantages from a
 linear regression for each task and round (Duan et al. 2016), as the paper does, and learns no value. sample_tasks=false
 is for environments without tasks.
 Differs from the paper: the outer step is PPO's in place of TRPO's. Advantages are normalised over each task. The inner
 surrogate is ratio * advantage (ProMP's likelihood ratio) and not log-probability * advantage, so that its second
-derivative is right after the first outer step too. The deviation by which advantages were divided depends on theta as
-well: a policy with less noise has smaller advantages, and makes larger inner steps. Outer gradients therefore go
-through it. (For RLlib it is a constant. The noise of a policy then falls until its inner steps are too large.)
+derivative is right after the first outer step too. Advantages are divided by their deviation, which depends on theta as
+well: a policy with less noise has smaller advantages before this division, and therefore makes larger inner steps. The
+outer gradient goes through this deviation. (RLlib takes it for a constant. Its policies then lose their noise, until
+their inner steps are too large.)
 Metrics: adapt_0 ... adapt_N: mean return of the episodes of each round, raw; adaptation_delta = adapt_N - adapt_0;
 policy_loss, value_loss, entropy and clip_fraction of the outer loss; kl of the adapted policy; inner_kl_1 ... and
 kl_coef_1 ...: the divergence of each earlier round's policy, and its weight; grad_norm; lr.

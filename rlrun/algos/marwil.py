@@ -35,7 +35,7 @@ from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.families.off_policy import WITH_MEMORY
 from rlrun.models.model import Model
-from rlrun.ops.returns import gae
+from rlrun.ops.returns import lambda_return
 from rlrun.policies import DistributionPolicy, Outputs
 
 OF_DATA = OnlyWith("learns_from", "data")
@@ -128,8 +128,7 @@ class MARWIL(bc.BC):
         value [T, B] or [T + 1, B] are those of the rows, and of the observation that follows them in sequences."""
         if "return_to_go" in batch:
             return batch.return_to_go + batch.end_discount * self.policy.last_value(batch.end)
-        before, after = value[:-1], value[1:]
-        return gae(rows.reward, rows.discount(self.cfg.discount), before, after, rows.valid, 1.0) + before
+        return lambda_return(rows.reward, rows.terminated, rows.valid, value[1:], self.cfg.discount, 1.0)
 
     def unrolled(self, batch: Batch) -> tuple[Batch, Outputs]:
         """As bc.py, but the memory of experience begins with the state that was recorded."""

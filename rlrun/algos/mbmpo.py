@@ -3,10 +3,11 @@
 MAML (algos/maml.py) whose tasks are the members of an ensemble of learnt models of the dynamics.
 
 Rows: every real environment plays fragment_length rows (whole episodes with runner.complete_episodes=true), with a
-policy that was adapted to one member (algorithm 1, line 4). An update adds their rows to the last dynamics.capacity
-ones (line 5), fits the ensemble to them (line 6), and then makes maml_updates updates of MAML (lines 7 to 12), whose
-rows are imagined: every task is a member, and begins episodes of imagined_length rows with observations that real
-episodes began with. At last every task's policy is adapted once more, for the next real rows.
+policy that was adapted to one member of the ensemble (algorithm 1, line 4). Each update adds their rows to the last
+dynamics.capacity ones (line 5) and fits the ensemble to them (line 6). It then makes maml_updates updates of MAML on
+imagined rows (lines 7 to 12). Every task is one member; its episodes have imagined_length rows and begin with
+observations that real episodes began with. Finally every task's policy is adapted once more, to collect the next real
+rows.
 Recorded: nothing.
 Options: the first random_steps env steps are uniformly random, and no update learns before they are over (with
 explore=false there are none).

@@ -45,7 +45,6 @@ SAME = {
 # In place of the run that a fixed policy's weights came from, where the run's own checkpoint has them. No file has this
 # name.
 SAVED = "\0the run's own checkpoint"
-HOLDERS = ("multi", "self_play", "icm", "rnd", "re3", "apex", "apex_ddpg")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,13 +189,13 @@ def members(cfg: Config, names: tuple[str, ...]) -> dict[str, tuple[int, ...]]:
 
 
 class Multi(Algorithm):
+    holds_another = True
     cfg: Config
     policy: SeveralPolicies
 
     @classmethod
     def can_hold(cls, inner: type[Algorithm]) -> str | None:
-        name = inner.__module__.rpartition(".")[2]
-        return "it holds another algorithm itself" if name in HOLDERS else None
+        return "it holds another algorithm itself" if inner.holds_another else None
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:

@@ -1,14 +1,14 @@
 """NeuralLinear: Thompson sampling on the last hidden layer of a network (Riquelme et al. 2018, arXiv:1802.09127).
 
-A network learns rewards by regression. What it makes of an observation in its last hidden layer are the features of a
-Bayesian linear regression for every arm, whose weights are drawn for every row.
+A network learns rewards by regression. Its last hidden layer gives the features of one Bayesian linear regression for
+each arm, whose weights are drawn for every row.
 
-Rows: fragments [T, B] of the newest policy; all are kept, up to `memory`, the oldest first to go. Every train_interval
-updates the network makes train_steps steps on random rows of the memory. Then its features of all rows in the memory
-are computed anew, and the regression with them. (DeepBandits' code leaves out the rows since the last time.)
+Rows: fragments [T, B] of the newest policy. Up to `memory` rows are kept, and the oldest go first. Every train_interval
+updates, the network makes train_steps steps on random rows of the memory. The features of all rows in the memory, and
+the regressions, are then computed anew. (DeepBandits' code leaves out the rows that came since the last training.)
 Recorded: nothing.
-Options: those of lin_ts.py; net, the hidden layers; lr, optimizer, max_grad_norm, minibatch_size: of the network's own
-regression, whose last layer samplers do not have; items: the network then reads an item and the rest of the
+Options: those of lin_ts.py. net is the list of hidden layers. lr, optimizer, max_grad_norm and minibatch_size belong to
+the network's training; samplers do not have its last layer. With items, the network reads an item and the rest of the
 observation.
 Differs from the paper: the prior of the noise is that of the code (shape 6, scale 6), and so is the ridge, 0.25.
 Refused: model.observation_filter, whose moments change what features mean while they are added up.
@@ -106,7 +106,7 @@ class NeuralLinear(Algorithm):
     def remember(self, pulls: Pulls) -> None:
         """Puts the live rows of all learners into the memory of each."""
         valid = self.of_all(pulls.valid.to(pulls.y)) > 0
-        x = torch.stack([self.of_all(column) for column in pulls.x.unbind(-1)], -1)
+        x = self.of_all(pulls.x.flatten()).unflatten(0, (-1, pulls.x.shape[-1]))
         y, arm = self.of_all(pulls.y), self.of_all(pulls.arm.to(pulls.y)).long()
         self.memory.add(x[valid], y[valid], arm[valid])
 

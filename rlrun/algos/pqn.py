@@ -30,7 +30,7 @@ from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
 from rlrun.models.heads import QHeadConfig
 from rlrun.models.model import Model
-from rlrun.ops.returns import gae
+from rlrun.ops.returns import lambda_return
 from rlrun.ops.td import taken
 from rlrun.ops.transforms import clip_reward
 from rlrun.policies import ActingConfig, QPolicy, ValueExplorationConfig
@@ -72,7 +72,6 @@ class PQN(Algorithm):
             rows=cfg.fragment_length,
             columns=cfg.batch_size // cfg.fragment_length,
             record=("q_max",),
-            core_every=cfg.fragment_length,
             actions=("discrete",),
             on_policy=True,
             shared=(cfg.minibatch_size,),
@@ -108,14 +107,8 @@ class PQN(Algorithm):
 
         They are r + discount ((1 - lambda) max Q' + lambda G'), cut where episodes end."""
         end = self.policy(batch["obs"][-1:], batch["is_first"][-1:], Batch())[0].max(-1).values  # [1, B]
-        value = torch.cat([batch.q_max, end])
-        reward = clip_reward(batch.reward, self.cfg.reward_clip)
-        # They equal max Q plus the sum of (discount lambda)^k times the temporal differences of max Q, which GAE's
-        # recursion computes.
-        return (
-            gae(reward, batch.discount(self.cfg.discount), value[:-1], value[1:], batch.valid, self.cfg.lambda_)
-            + value[:-1]
-        )
+        reward, following = clip_reward(batch.reward, self.cfg.reward_clip), torch.cat([batch.q_max[1:], end])
+        return lambda_return(reward, batch.terminated, batch.valid, following, self.cfg.discount, self.cfg.lambda_)
 
     @recorded
     def learn(self, part: Batch, clock: Clock) -> tuple[dict[str, Tensor], dict[str, Tensor | float]]:

@@ -22,16 +22,17 @@ Checked: tests/algos/test_qmix.py (losses by hand, monotonicity, masks, absent a
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
 from rlrun.core.conditions import EXPERIENCE, OnlyFor, OnlyWith
 from rlrun.core.errors import UserError
+from rlrun.core.follower import Follower
 from rlrun.core.ranges import Count, NotNegative, Positive, Share
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
@@ -110,23 +111,14 @@ class QMIX(Algorithm):
     @classmethod
     def needs(cls, cfg: MixedConfig) -> Needs:
         record = cls.records if cfg.input_priorities else ()
-        rows = cfg.burn_in + cfg.sequence_length
-        sequences = replace(
-            cfg.from_replay,
-            rows_from=rows,
-            obs="all",
-            sequences=True,
-            starts_every=cfg.sequence_stride,
-            rows_learnt=cfg.sequence_length,
-        )
         return Needs(
-            rows=rows,
+            rows=cfg.burn_in + cfg.sequence_length,
             columns=cfg.batch_size,
             actions=("multi_discrete",),
             record=record,
             core_every=cfg.sequence_stride,
             joint=True,
-            replay=sequences,
+            replay=cfg.from_replay.of_sequences(cfg.sequence_length, cfg.burn_in, cfg.sequence_stride),
         )
 
     @classmethod

@@ -6,7 +6,8 @@ algorithm on one machine.
 Rows: sequences of burn_in + sequence_length rows from replay. They begin at every sequence_stride-th row, where the
 recurrent state is stored.
 Recorded: q_taken and q_max with input_priorities, for the first priorities.
-Differs from the paper: an n-step return does not reach beyond the end of its sequence. Adam's epsilon is an option.
+Differs from the paper: an n-step return does not reach beyond the end of its sequence. Adam's epsilon is an option. The
+default exponents of prioritized replay are 0.6 and 0.4 (the paper: 0.9 and 0.6).
 Sequences cross the ends of episodes, where the recurrent state begins anew.
 Metrics: learn/loss: mean of weighted losses; td_error: mean |target - Q| in rescaled values; q: mean rescaled value of
 the actions taken; epsilon; grad_norm before clipping; lr.
@@ -17,16 +18,17 @@ tests/replay/, tuned/r2d2/.
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
 from rlrun.core.conditions import OnlyWith
 from rlrun.core.errors import UserError
+from rlrun.core.follower import Follower
 from rlrun.core.ranges import Count, NotNegative, Positive, Share
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
@@ -52,10 +54,6 @@ class Config(QConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.fragment_length % self.sequence_stride:
-            raise ValueError(
-                f"fragment_length {self.fragment_length} must be a multiple of sequence_stride {self.sequence_stride}"
-            )
         if self.n_steps[0] != self.n_steps[1]:
             raise ValueError("n_step must be one number, not a range: a sequence has a return for each of its rows")
         if self.n_steps[1] > self.sequence_length:
@@ -82,14 +80,6 @@ class R2D2(Algorithm):
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:
-        sequences = replace(
-            cfg.from_replay,
-            rows_from=cfg.burn_in + cfg.sequence_length,
-            obs="all",
-            sequences=True,
-            starts_every=cfg.sequence_stride,
-            rows_learnt=cfg.sequence_length,
-        )
         record = ("q_taken", "q_max") if cfg.input_priorities else ()
         return Needs(
             rows=cfg.burn_in + cfg.sequence_length,
@@ -97,7 +87,7 @@ class R2D2(Algorithm):
             actions=("discrete",),
             record=record,
             core_every=cfg.sequence_stride,
-            replay=sequences,
+            replay=cfg.from_replay.of_sequences(cfg.sequence_length, cfg.burn_in, cfg.sequence_stride),
         )
 
     @classmethod

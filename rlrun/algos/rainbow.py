@@ -4,8 +4,8 @@ They are double Q-learning, prioritized replay, a dueling noisy head and multi-s
 
 Rows: fragments of n_step rows from replay, folded into single transitions.
 Recorded: log_p_taken and p_max [K] with input_priorities, for the first priorities.
-Differs from the paper: only in option values. conf/algo/rainbow.yaml has values for small problems, tuned/rainbow/ has
-those of table 1.
+Differs from the paper: only in option values. conf/algo/rainbow.yaml has values for small problems. The files of
+tuned/rainbow/ for Breakout, BeamRider, Qbert and SpaceInvaders have those of table 1.
 Metrics: learn/loss: mean of weighted cross-entropies; kl: mean KL(target || prediction), whose values per row are the
 priorities (section "The Integrated Agent"); q: mean value of the actions taken; epsilon; grad_norm before clipping;
 lr.
@@ -20,8 +20,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
+from rlrun.core.follower import Follower
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
 from rlrun.families.q_learning import CategoricalQConfig, recorded_kl

@@ -1,5 +1,6 @@
-"""RE3: random encoders for efficient exploration (Seo et al. 2021, arXiv:2102.09430) around any algorithm, for example
-algo=re3 algo@algo.inner=sac.
+"""RE3: random encoders for efficient exploration (Seo et al. 2021, arXiv:2102.09430) around another algorithm that
+learns the policy of one agent from its rewards, for example algo=re3 algo@algo.inner=sac. docs/exploration.md says
+which algorithms can be inside.
 
 Rows: those of the inner algorithm (algo.inner), which learns from the sum of the environment's and an intrinsic
 reward.
@@ -14,8 +15,8 @@ those of all learners). Around an algorithm with a replay they are looked for am
 RLlib does, and not in the whole replay, whose embeddings the paper keeps. A batch is a random sample of the replay, in
 which distances are larger, but rare states are still those with distant neighbours; with replay=prioritized it is the
 sample that the priorities make. A row's reward is computed anew whenever it is drawn.
-Differs from RLlib: a row is not its own neighbour, and the reward is a distance's logarithm. RLlib's rewards are the
-numbers of the neighbours in the batch, which say nothing of distances.
+Differs from RLlib: a row is not its own neighbour, and the reward is the logarithm of a distance. RLlib computes its
+reward from the index that the k-th neighbour has in the batch, which says nothing about its distance.
 The inner algorithm's reward_clip bounds the environment's rewards only, and its normalize_reward must be false.
 Reported returns are those of the environment alone.
 Metrics: those of the inner algorithm; learn/intrinsic_reward: mean per row, weighted by beta; state_entropy: the same
@@ -65,6 +66,7 @@ class Config:
 
 
 class RE3(Algorithm):
+    holds_another = True
     cfg: Config
     inner: Algorithm
 

@@ -1,5 +1,6 @@
-"""RND: random network distillation (Burda et al. 2018, arXiv:1810.12894) around any algorithm, for example
-algo=rnd algo@algo.inner=ppo.
+"""RND: random network distillation (Burda et al. 2018, arXiv:1810.12894) around another algorithm that learns the
+policy of one agent from its rewards, for example algo=rnd algo@algo.inner=ppo. docs/exploration.md says which
+algorithms can be inside.
 
 Rows: those of the inner algorithm (algo.inner), which learns from the sum of the environment's and an intrinsic
 reward.
@@ -13,10 +14,11 @@ The predictor learns from a random share of the rows, update_share.
 Around an algorithm with a replay, the reward of a row is computed anew whenever the row is drawn. An old row therefore
 pays what its state is worth now, and not what it was worth when it was played: a reward that was stored then would draw
 the policy to states that are known by now. Moments are those of the rows drawn.
-Differs from the paper: the inner algorithm has one value for the sum of both rewards. The paper has two values, and
-that of intrinsic returns does not end with an episode. Here what is new behind the end of an episode counts for
-nothing. The deviation of returns is that of sums within a fragment, which begin with 0 at its first row; fragments of a
-replay have n_step rows. The first batch initialises the moments of observations, where the paper takes random steps.
+Differs from the paper: the inner algorithm has one value for the sum of both rewards. The paper learns two values, and
+its intrinsic return goes on past the end of an episode. Here, novelty after the end of an episode is not counted. The
+running deviation is that of discounted sums of intrinsic rewards within a fragment, which begin with 0 at its first
+row; fragments from a replay have n_step rows. The first batch initialises the moments of observations, where the paper
+takes random steps.
 Stacked frames are seen whole, where the paper takes the newest one.
 The inner algorithm's reward_clip bounds the environment's rewards only, and its normalize_reward must be false.
 Reported returns are those of the environment alone.
@@ -87,6 +89,7 @@ class Config:
 
 
 class RND(Algorithm):
+    holds_another = True
     cfg: Config
     inner: Algorithm
 
@@ -115,7 +118,7 @@ class RND(Algorithm):
     def update(self, batch: Batch, clock: Clock) -> Update:
         cfg, valid = self.cfg, batch.valid
         following = self.model.filters.moments(batch.obs["observation"][1:], valid)
-        self.merge_filters(self.model.filters, [following])
+        self.model.filters.merge([following], self.ctx.ranks)
         with torch.no_grad():
             error = self.model(batch).masked_fill(~valid, 0.0)  # [T, B]
         self.returns.merge(self.moments(running_returns(error, valid, cfg.intrinsic_discount), valid))

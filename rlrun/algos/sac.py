@@ -9,7 +9,7 @@ Options: twin_q: two critics, of which the smaller value is used; initial_alpha,
 target_entropy; model.action_distribution: squashed_gaussian or beta; n_step, replay=prioritized, huber_delta, l2.
 Differs from the paper: alpha's loss is linear in log alpha. Critics and policy both learn from the parameters before
 the update, whereas algorithm 1 steps the critics first. The authors' code does both in the same way. Losses are halves
-of squared errors.
+of squared errors. The log standard deviation of actions is bounded to [-5, 2], and in the authors' code to [-20, 2].
 Metrics: learn/critic_loss: sum over critics of means of weighted losses; actor_loss: mean of alpha log pi - Q;
 alpha_loss; alpha; entropy: mean -log pi of the policy's own actions; td_error: mean |target - Q| over critics; q: mean
 value of the actions taken; target; critic_, actor_ and alpha_grad_norm before clipping, and lr.
@@ -26,9 +26,10 @@ from typing import Annotated, ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
 from rlrun.core.conditions import OnlyWith
+from rlrun.core.follower import Follower
 from rlrun.core.ranges import Finite, NotNegative, Real
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec

@@ -8,12 +8,11 @@ An episode is won where the return of the learning agent is above 0, drawn where
 
 Rows: those of the algorithm inside. Rows of snapshots are dead in its update.
 Recorded: what the algorithm inside records, and mine, against, score and game (policies/league.py).
-Metrics: those of the algorithm inside; learn/elo: the rating of the newest weights (Elo 1978; the episodes of an update
-are rated in small groups, each with the same share of every result); learn/win_rate and draw_rate in the episodes of
-this update against snapshots; learn/games: how many those were; learn/snapshots: number of snapshots taken (rows hold
-means over updates, of this as of all metrics);
-learn/elo_of_oldest: the rating of the oldest one kept. Where a runner uses rows again, their episodes count at the
-first use alone.
+Metrics: those of the algorithm inside. learn/elo is the rating of the newest weights (Elo 1978; the episodes of an
+update are rated in small groups, each with the same share of every result). learn/win_rate and draw_rate are about the
+episodes of this update against snapshots, and learn/games is their number. learn/snapshots is the number of snapshots
+taken so far, and learn/elo_of_oldest is the rating of the oldest one kept. Like all metrics, logged values are means
+over updates. Where a runner uses rows again, an episode counts only at its first use.
 Checked: tests/algos/test_self_play.py.
 """
 
@@ -39,7 +38,6 @@ from rlrun.policies.league import FIRST_GAME, RECORDED, SELF, LeaguePolicy
 # Points that a group of games may move a rating by, at most. Many games at once would be one step of K * games points,
 # which overshoots: from 695 points on, the difference of two ratings would grow from step to step.
 MOST_POINTS = 160.0
-HOLDERS = ("multi", "self_play", "icm", "rnd", "re3", "apex", "apex_ddpg")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +71,7 @@ class Config:
 
 
 class SelfPlay(Algorithm):
+    holds_another = True
     cfg: Config
     policy: LeaguePolicy
     elo: Tensor
@@ -83,8 +82,7 @@ class SelfPlay(Algorithm):
 
     @classmethod
     def can_hold(cls, inner: type[Algorithm]) -> str | None:
-        name = inner.__module__.rpartition(".")[2]
-        return "it holds another algorithm itself" if name in HOLDERS else None
+        return "it holds another algorithm itself" if inner.holds_another else None
 
     @classmethod
     def needs(cls, cfg: Config) -> Needs:

@@ -5,17 +5,18 @@ slate's value is the mean of the values of its documents under the user's choice
 (eq. 17). One network learns Qbar of a user and a document, whatever its place among the candidates, another one the
 choice.
 
-Rows: fragments of n_step rows from replay, with all their observations: which document was chosen stands in the
-observation behind the row.
+Rows: fragments of n_step rows from replay, with all their observations. The next observation says which document the
+user chose.
 Recorded: nothing.
-Options: train_slates, the slate in the target of the next state: optimal, greedy, top_k (section 4) or taken, which is
-the one that was shown there (SARSA, section 3.2); slates: the rule of acting; null_value: whether choosing nothing has
-a learnt value, which the session that goes on is worth; choice: a network, or the inner product of user and document
-with two learnt numbers; place_factors: whether documents are chosen more often in some places.
-Differs from the paper: the choice is learnt in place of given. Without null_value, rows without a choice are left out
-of the loss, as in the authors' code, which takes the value of choosing nothing for 0; the paper's eq. 17 has it among
-the documents. The optimal slate needs no linear program (ops/slates.py). RLlib and RecSim evaluate the next slate on
-the state before it, and RLlib's responses are those of the row before; here rows are aligned.
+Options: train_slates says which slate the target uses in the next state: optimal, greedy, top_k (section 4), or taken,
+the slate that was shown there (SARSA, section 3.2). slates says how slates are chosen when acting. null_value=true
+learns a value for choosing nothing, because the session goes on afterwards. choice is a network, or the inner product
+of user and document with two learnt numbers. place_factors learns whether documents are chosen more often in some
+places.
+Differs from the paper: the model of the user's choice is learnt, and the paper takes it as given. Without null_value,
+rows without a choice are left out of the loss, as in the authors' code, which values choosing nothing at 0. In the
+paper's eq. 17 it is one of the documents. The optimal slate needs no linear program (ops/slates.py). RLlib and RecSim
+evaluate the next slate in the state before it, and RLlib uses the responses of the row before; here rows are aligned.
 Refused: input_priorities, since a row's choice is not known when the row is recorded; action masks.
 Metrics: learn/loss: mean of weighted losses; td_error: mean |target - Qbar|; q: mean value of what was chosen; target;
 chosen: share of rows in which a document was chosen; choice_loss: weighted mean of -log P of what was chosen;
@@ -33,9 +34,10 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from rlrun.core.algorithm import Algorithm, Follower, FromReplay, LearnerContext, Needs, Update, recorded
+from rlrun.core.algorithm import Algorithm, FromReplay, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
 from rlrun.core.conditions import FIRST_PRIORITIES, OnlyFor, OnlyWith
+from rlrun.core.follower import Follower
 from rlrun.core.masked import masked_mean
 from rlrun.core.ranges import NotNegative, Positive
 from rlrun.core.schedule import Clock, Schedule

@@ -1,8 +1,7 @@
 """TQC: SAC with truncated quantile critics (Kuznetsov et al. 2020, arXiv:2005.04269).
 
-The critics predict distributions of returns, whose most optimistic part is cut off. Among the algorithms of this line
-that stay readable it is the strongest: Stable-Baselines3's own figures at 1M env steps are 12,090 for TQC and 9,535
-for SAC on HalfCheetah.
+The critics predict distributions of returns, and the most optimistic part of each is cut off. Stable-Baselines3 reports
+12,090 for TQC and 9,535 for SAC on HalfCheetah at 1M env steps.
 
 Rows: fragments of n_step rows from replay, folded into single transitions. The entropy of the rows in between is left
 out. With memory: sequences with burn-in, of which every row is learnt from.
@@ -27,9 +26,10 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from rlrun.core.algorithm import Algorithm, Follower, LearnerContext, Needs, Update, recorded
+from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
 from rlrun.core.conditions import OnlyWith
+from rlrun.core.follower import Follower
 from rlrun.core.ranges import Count, Finite, NotNegative, Real
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec

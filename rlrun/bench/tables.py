@@ -89,7 +89,11 @@ def load(name: str) -> Table:
         raise UserError(f"There is no table {name!r}.{closest(name, known)} There are: {', '.join(known)}")
     values = load_yaml(root() / "conf" / "benchmark" / f"{name}.yaml")
     cells = [{"words": [], **cell} for cell in values["cells"]]
-    return typed(Table, {"target_return": None, "note": None, **values, "name": name, "cells": cells}, f"conf/benchmark/{name}.yaml")
+    return typed(
+        Table,
+        {"target_return": None, "note": None, **values, "name": name, "cells": cells},
+        f"conf/benchmark/{name}.yaml",
+    )
 
 
 class Wanted(NamedTuple):

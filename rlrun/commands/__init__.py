@@ -13,7 +13,7 @@ COMMANDS = {
     "list": "algos, envs or tuned: list the names of one kind",
     "explain": "ALGO, GROUP or env=NAME: print what it is and every option",
     "check-env": "NAME [env.kwargs={...}]: find what is wrong with an environment of your own, and how to mend it",
-    "benchmark": "throughput, growth, replay, reproduce-tables or tuned: measure speed or reproduce published results",
+    "benchmark": "throughput, growth, replay, cluster, reproduce-tables or tuned: measure speed or reproduce results",
     "sync": "RUN_DIR or SWEEP_DIR: send to MLflow what is missing there of a run or a sweep",
     "plot": "RUN_DIR ...: draw learning curves with their spread over seeds",
     "compare": "RUN_DIR RUN_DIR: show how two runs differ in options and results",

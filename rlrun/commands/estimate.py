@@ -18,8 +18,9 @@ wdr       doubly robust, with weights as in step_wis
 Where a time limit cut all episodes of the data and the discount is 1, as of bc, which has none of its own, dm, dr and
 wdr may be infinite: they are left out or, where they are asked for, refused.
 
-All but dm need the probability of every action under who played, which rlrun's own data sets hold. greedy=true judges
-the policy as evaluations play it; greedy=false (the default) as it explores in training, at the checkpoint's env steps.
+All methods except dm need the probability with which each recorded action was chosen. rlrun's own data sets have it.
+greedy=true judges the policy as evaluations play it; greedy=false (the default) as it explores in training, at the
+checkpoint's env steps.
 
 Where there is an environment, the same policy then plays episodes=N full games in it with the same discount, and the
 table says whose interval covers their mean; episodes=0 plays none. It is the environment of the run or, for a run that

@@ -9,8 +9,8 @@ rlrun sweep --resume DIR [--jobs N] [--trust]
 Trains every combination, each run in a process of its own. Values are written a=1,2,3, or a=range(1,4) for the same, or
 tuned='glob(impala/*)'. --jobs says how many runs share the machine at a time; each gets its share of the cores and one
 GPU. The default is one run for each GPU, or one for every two cores. --dry-run prints the runs and starts none. All
-runs are checked before the first begins, as rlrun train --plan checks one. --timeout ends a run after so many seconds;
-those that it waits in a cluster's queue do not count. A run that fails does not stop the others. --resume continues the
+runs are checked before the first begins, as rlrun train --plan checks one. --timeout ends a run after so many seconds.
+Time in a cluster's queue does not count. A run that fails does not stop the others. --resume continues the
 runs that failed or were interrupted, from their last checkpoint. With --search random or tpe it continues only those
 that were interrupted, because the search has learnt from the failures; with pbt, members that failed need a checkpoint
 to go on. Ctrl-C lets running jobs save a checkpoint.

@@ -6,7 +6,7 @@ import functools
 import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from rlrun.core.batch import Batch
 from rlrun.core.errors import Notice, RunFailed
 from rlrun.core.evolution import FromPopulation, NoiseTable
+from rlrun.core.follower import Follower
 from rlrun.core.found_state import find_state
 from rlrun.core.masked import explained_variance, masked_mean, masked_normalize
 from rlrun.core.moments import Moments, RunningMoments, merged, moments_of
@@ -54,6 +55,17 @@ class FromReplay:
     # `value` of its last observation stands for what would have followed in return_to_go.
     outcomes: float | None = None
     drawn: str | None = None  # with outcomes: the name of a recorded bool field; only rows where it is true are drawn
+
+    def of_sequences(self, rows_learnt: int, burn_in: int, stride: int) -> FromReplay:
+        """The same with sequences that begin at every stride-th row. burn_in rows only bring a memory up to date."""
+        return replace(
+            self,
+            rows_from=burn_in + rows_learnt,
+            rows_learnt=rows_learnt,
+            obs="all",
+            sequences=True,
+            starts_every=stride,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +214,7 @@ class Algorithm(nn.Module):
     knows_first_priority: ClassVar[bool] = False  # first_priority() is implemented and needs only what samplers record
     has_world_model: ClassVar[bool] = False  # open_loop() is implemented
     filters_pixels: ClassVar[bool] = False  # model.observation_filter=auto is mean_std for images
+    holds_another: ClassVar[bool] = False  # whether it has the options of another algorithm, algo.inner
     reward_scale: RunningMoments | None  # set by algorithms that normalise rewards; needs() then sets return_discount
 
     @classmethod
@@ -293,11 +306,6 @@ class Algorithm(nn.Module):
         for part in self.modules():
             for follower in part.followers() if isinstance(part, Algorithm) else ():
                 follower.renew_filters()
-
-    def merge_filters(self, filters: Any, moments: Sequence[Any]) -> None:
-        """Merges moments of observations, over all learners, into filters that are the algorithm's own and not the
-        policy's (models.normalizer.ObservationFilters)."""
-        filters.merge(moments, self.ctx.ranks)
 
     def followers(self) -> list[Follower]:
         """What moves the targets of this algorithm, every cfg.target_update_interval updates by cfg.target_tau."""
@@ -458,39 +466,3 @@ class Algorithm(nn.Module):
                 Notice,
                 stacklevel=2,
             )
-
-
-class Follower:
-    """Moves a target network towards the network that it began as a copy of."""
-
-    held = False  # whether move() does nothing, because another process moves the target
-
-    def __init__(self, target: nn.Module, source: nn.Module):
-        self.olds: list[Tensor] = list(target.parameters())
-        self.news: list[Tensor] = list(source.parameters())
-        self.buffers = list(zip(target.buffers(), source.buffers(), strict=True))
-        pairs = zip(target.modules(), source.modules(), strict=True)
-        self.filters = [
-            of_both
-            for old, new in pairs
-            if isinstance(new, RunningMoments)
-            for of_both in zip(old.buffers(), new.buffers(), strict=True)
-        ]
-        assert [old.shape for old in self.olds] == [new.shape for new in self.news]
-
-    @torch.no_grad()
-    def move(self, tau: float) -> None:
-        """Moves the target's parameters by the share tau towards the source's (1 copies them). Buffers (counts,
-        filters) are copied."""
-        if self.held:
-            return
-        torch._foreach_lerp_(self.olds, self.news, tau)
-        for kept, now in self.buffers:
-            kept.copy_(now)
-
-    @torch.no_grad()
-    def renew_filters(self) -> None:
-        """Copies the source's filters into the target, which may move much later. Without them, a new target would be
-        given observations as they are."""
-        for kept, now in self.filters:
-            kept.copy_(now)

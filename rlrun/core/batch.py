@@ -27,7 +27,6 @@ class Field(NamedTuple):
 
 RowSpec = dict[str, "Field | RowSpec"]
 SCALAR_REWARD = Field((), torch.float32)  # one number per row, as in most environments
-EXTRA_ROW = ("obs", "is_first")  # fields that have a row T as well
 ALIGNMENT = 64  # bytes; this is a cache line and enough for any vector instruction
 
 

@@ -17,7 +17,6 @@ from rlrun.envs.infos import is_number
 from rlrun.envs.misfits import first_of, index_text
 
 BOUNDLESS = 1e30  # larger bounds, such as the largest float32, bound nothing
-LISTED = 20  # entries of a choice that are looked at one by one
 
 
 def check_space(report: Findings, space: Any, what: str, action: bool, owner: str) -> bool:

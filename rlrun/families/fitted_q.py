@@ -19,8 +19,8 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from rlrun.core.algorithm import Follower
 from rlrun.core.batch import Batch
+from rlrun.core.follower import Follower
 from rlrun.core.optimizer import Optimizer, OptimizerConfig
 from rlrun.core.ranges import Count, Positive, PositiveShare
 from rlrun.core.schedule import Clock, Schedule
@@ -31,7 +31,7 @@ from rlrun.models.model import Model
 from rlrun.models.normalizer import ObservationFilters
 
 CLIP = 10.0  # bound of normalised observations
-FIRST = 5  # one of so many updates is spent on Q_0
+FIRST = 5  # the first 1 / FIRST of the updates fit Q_0
 ADAM = OptimizerConfig(
     kind="adam",
     epsilon=1e-8,
@@ -217,7 +217,8 @@ class FittedQ:
             else:
                 if update == first:
                     following.move(1.0)
-                target = rows.reward[step] + discount * ~rows.terminated[step] * self.value(rows, step + 1)
+                target = rows.reward[step]
+                target = target + discount * self.value(rows, step + 1).masked_fill(rows.terminated[step], 0.0)
             target = (target.clamp(low, high) - self.mean) / self.scale
             error = net.taken(rows.obs.map(lambda x, step=step: x[step]), _rows(rows.action, step)) - target  # type: ignore[misc]
             optimizer.step(error.square().mean(), Clock(update, update))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, cast
 
 import torch
@@ -104,10 +104,6 @@ class OffPolicyActorCriticConfig(OffPolicyConfig, ActingConfig):
             raise ValueError("n_step must be 1 with sequence_length")
         if self.input_priorities:
             raise ValueError("input_priorities are for single rows, and sequence_length asks for sequences")
-        if self.fragment_length % self.sequence_stride:
-            raise ValueError(
-                f"fragment_length {self.fragment_length} must be a multiple of sequence_stride {self.sequence_stride}"
-            )
         if self.learning_starts < self.rows:
             raise ValueError(f"learning_starts {self.learning_starts} is below the {self.rows} rows of a sequence")
 
@@ -126,14 +122,7 @@ class OffPolicyActorCriticConfig(OffPolicyConfig, ActingConfig):
         asked = super().from_replay
         if self.sequence_length is None:
             return asked
-        return replace(
-            asked,
-            rows_from=self.rows,
-            obs="all",
-            sequences=True,
-            starts_every=self.sequence_stride,
-            rows_learnt=self.sequence_length,
-        )
+        return asked.of_sequences(self.sequence_length, self.burn_in, self.sequence_stride)
 
     def check_memory(self, model: Model) -> None:
         """Raises UserError if a memory has no sequences to learn from, or sequences have no memory to train."""
@@ -199,8 +188,8 @@ def transitions(algorithm: Algorithm, batch: Batch) -> Transitions:
     """Takes the transitions out of a batch of replayed fragments, with filtered observations."""
     cfg, policy = cast(OffPolicyActorCriticConfig, algorithm.cfg), cast(Any, algorithm.policy)
     # Data may hold actions beyond the bounds, which were never executed. A user's own distribution may draw such ones,
-    # and its critics must know the values of these. Whole numbers stay as they were drawn, since the critics are asked
-    # for the values of what actors say, and every number of a part is executed alike.
+    # and its critics must know the values of these. Where an environment has whole numbers, actions are not rounded to
+    # those here: the critics value the numbers that actors give, and each of them stands for the whole number nearby.
     if isinstance(algorithm.spec.action, Box) and not isinstance(policy.net.head, OwnHead):
         batch = batch.replace(action=batch.action.clamp(-1.0, 1.0))
     if cfg.sequence_length is None:

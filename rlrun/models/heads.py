@@ -121,7 +121,7 @@ class BoxHead(ActionHead):
     """A distribution over a Box: a Gaussian with a free log standard deviation per number, or with one that depends on
     the features; a squashed Gaussian, whose deviation depends on the features as in SAC; or a Beta distribution."""
 
-    LOG_STD = (-5.0, 2.0)  # bounds of a squashed Gaussian's log standard deviation
+    LOG_STD = (-5.0, 2.0)  # bounds of a squashed Gaussian's log standard deviation; those of CleanRL
 
     def __init__(self, space: Box, inputs: int, linear: Linear, kind: str, log_std: float, free: bool = True):
         """free: whether a Gaussian's log standard deviation is a parameter and not an output of the net.

@@ -22,7 +22,7 @@ from rlrun.core.batch import Batch
 # NaN.
 MASKED = -1e9
 EDGE = 1e-6  # smallest distance of a squashed action or a Beta sample from its bounds
-SMALLEST = -80.0  # logarithm of a ratio of variances; the next ones below e^-87 would have no logarithm
+SMALLEST = -80.0  # bound on the logarithm of a ratio of variances; below e^-87, float32 has none
 CERTAIN = 6.0  # deviations within which a normal variable lies with probability 1 - 1e-9
 
 

@@ -117,7 +117,7 @@ def recorded_td_error(
 ) -> Tensor:
     """Returns the TD errors [B] of single transitions from action values that were recorded while acting.
 
-    They are first priorities (Horgan et al. 2018, arXiv:1803.00933, section 4).
+    They are first priorities (Horgan et al. 2018, arXiv:1803.00933, section 3).
 
     Args: reward, terminated, valid [n, B] as in fold_n_step; q_taken, q_max [n + 1, B], the recorded values of the
     action taken and of the best action in every row.

@@ -229,10 +229,14 @@ class DistributionPolicy(FiltersObservations, Policy):
         outputs, _ = self._forward(batch["obs"].map(lambda x: x[-1:]), batch["is_first"][-1:], state)
         return outputs.value[0]
 
-    def unroll(self, batch: Batch) -> Outputs:
-        """Returns distribution and value of all rows, from the recurrent state stored at row 0.
+    def unroll(self, batch: Batch, burn_in: int = 0) -> Outputs:
+        """Returns distribution and value of all rows but the first burn_in ones, from the recurrent state stored at row
+        0. Rows of burn-in bring that state up to date, and no gradient goes through them.
 
         obs is [T+1, B, ...], or has any other number of rows."""
+        obs, is_first = batch["obs"], batch["is_first"]
         state = batch["core"].map(lambda x: x[0]) if "core" in batch else Batch()
-        outputs, _ = self._forward(batch["obs"], batch["is_first"], state)
-        return outputs
+        if burn_in:
+            with torch.no_grad():
+                _, state = self._forward(obs[:burn_in], is_first[:burn_in], state)
+        return self._forward(obs[burn_in:], is_first[burn_in:], state)[0]

@@ -167,7 +167,6 @@ class Uniform(Exploration):
 
     def log_prob(self, wanted: Any, obs: Batch, action: Tensor | Batch, clock: Clock) -> Tensor | None:
         return uniform_log_prob(self.spec.action, action, obs["action_mask"].bool() if "action_mask" in obs else None)
-        # type: ignore[union-attr]
 
 
 def uniform(

@@ -70,14 +70,15 @@ class Pairs(NamedTuple):
         return best_slate(self.weight, self.nothing, self.value, self.null, self.places, rule)
 
     def gains(self, slate: Tensor) -> Tensor:
-        """What each candidate [..., C] would add to the value of a slate if it took a place of factor 1 in it."""
+        """How fast the value of a slate rises [..., C] as each candidate is given a further place in it: the derivative
+        of slate_value by the factor of that place, at 0."""
         v = self.weight * (self.value - self.worth(slate).unsqueeze(-1))
         return v / (self.nothing + (self.weight.gather(-1, slate) * self.places).sum(-1)).unsqueeze(-1)
 
 
 class SlatePolicy(FiltersObservations, Policy):
-    """Takes the best slate, or a random one of different documents with probability epsilon, or draws documents by what
-    they would add to the slate's value (soft Q)."""
+    """Takes the best slate, or a random one of different documents with probability epsilon, or draws documents by how
+    fast they raise the slate's value (soft Q)."""
 
     def __init__(
         self,

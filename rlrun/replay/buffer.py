@@ -18,7 +18,6 @@ from torch import Tensor
 from rlrun.core.algorithm import Recorder
 from rlrun.core.batch import Batch, RowSpec, allocate
 from rlrun.core.checkpoint import rows_file
-from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.reuse import Courier
 from rlrun.dataflow.slots import Fragment
@@ -55,11 +54,8 @@ class Replay:
         # First priorities need what was recorded at the end of a fragment, so that one row must be present after it.
         lag = 0 if first_priority is None else 1
         self.draws = Starts(layout, rng, cfg if isinstance(cfg, PrioritizedReplayConfig) else None, lag)
-        if layout.fragment_rows % layout.starts_every or (layout.core and layout.starts_every % layout.core_every):
-            raise UserError(
-                "replayed fragments must begin where recurrent state is stored, and samplers' fragments hold a whole"
-                " number of them"
-            )
+        assert layout.fragment_rows % layout.starts_every == 0  # runtime/replay_plan.py has checked it
+        assert not layout.core or layout.starts_every % layout.core_every == 0, "fragments begin at a stored state"
         where = device if cfg.device == "learner" else torch.device("cpu")
         self.gpu = where if where.type == "cuda" else None
         self.courier = None if self.gpu is None else Courier(self.gpu)
@@ -332,8 +328,8 @@ class Replay:
             every = self.layout.core_every if core else 1  # distance in rows between stored values
             count = len(values if isinstance(values, Tensor) else next(values.leaves()))
             offsets = (self.layout.core_first if core else 0) + every * np.arange(count)[:, None]
-            # The row of the last observation may not be complete yet. Then it has a place, and core is written again
-            # when it arrives.
+            # The row of the last observation may not be complete yet. It has a place already; its core is written now,
+            # and again with the whole row.
             assert 0 < count and offsets[-1] < self.layout.rows + core, f"{name} has more rows than a fragment"
             spot = (row + offsets) % self.length // every  # [R, N]
             put(

@@ -274,6 +274,9 @@ def groups_of(layout: Layout, policy: SeveralPolicies) -> tuple[Layout, dict[str
 def layout_of(cfg: ReplayConfig, needs: Needs, spec: EnvSpec, policy: Policy, made: Resources) -> Layout:
     """Returns the layout of one learner's replay."""
     assert needs.replay is not None
+    rows, every = needs.replay.fragment_length, needs.replay.starts_every
+    if rows % every:
+        raise UserError(f"fragment_length {rows} must be a multiple of sequence_stride {every}")
     return Layout(
         obs={name: part for name, part in spec.obs_rows.items() if name != STATE},  # nobody learns from it
         action=spec.action_row,

@@ -112,6 +112,8 @@ that, every option with its comment, and the names that RLlib and the paper have
   changing length cannot be observed.
 - Algorithms with *one policy* train games with several agents as well: all agents then share it. `algo=multi` gives
   each agent, or each group, a policy of its own, and [Several agents](multi_agent.md) says more.
+- For algorithms around another one (`icm`, `rnd`, `re3`, `multi`, `self_play`), the table shows what holds with the
+  algorithm that is inside by default. With `algo@algo.inner=NAME`, rows and runner are those of NAME.
 - With `resources=debug` a run that is resumed from its newest checkpoint gives the same weights, to the bit, as one that
   saved there and went on. That is not so for an older one (`checkpoint=`) of an algorithm with a replay, because only
   the newest checkpoint has replayed rows. Every save ends all episodes, so other saves, also those after evaluations, give another run.
@@ -303,12 +305,13 @@ medians with the lowest and the highest in parentheses.
 
 All train networks of the same size on the same batches, except where a note says otherwise. Each library runs with the
 fastest of its settings on that machine. The number format is each library's default: bf16 for rlrun where the processor
-has it, and float32 for the others. Each heading names the machine. The tables of processors with bf16 are the ones to
-read. The second of them repeats DQN a day later, with four environments.
+has it, and float32 for the others. Each heading names the machine. The tables of processors with bf16 are the most
+relevant. On the first machine, DQN was measured again a day later with four environments.
 
 On this whole page, rlrun does not normalise pixels, except where a table or a run [on a GPU](#on-a-gpu) says so, and neither
-do the other libraries. Since 28 November 2026, PPO, IMPALA, APPO and A2C do so by default. This makes their updates
-about a fifth longer on a CPU; the option `model.observation_filter=none` turns it off.
+do the other libraries. Since 28 November 2026, PPO, DD-PPO, APPO, IMPALA, A2C and A3C do so by default. This makes their
+updates about a fifth longer on a CPU. `model.observation_filter=none` turns it off; with a tuned file that sets
+`model.observation_clip`, add `model.observation_clip=10`.
 
 {chr(10).join(f"### On {machine}{chr(10)}{chr(10)}{chr(10).join(tables)}" for machine, tables in parts.items())}
 ## Parts and bound
@@ -332,8 +335,8 @@ machine, but the measurements were noisy:
 `{" ".join(learners["command"])}`, {learners["date"]} on {learners["machine"]}:
 
 {table(("learners", "env steps/s", "bound"), by_learners)}
-Two samplers and one learner fill two cores already, so that a second learner makes training slower there. More cores
-and several GPUs have not been measured.
+Two samplers and one learner fill two cores already, so that a second learner makes training slower there. Growth with
+more cores, or with several GPUs, has not been measured.
 
 ## On a GPU
 
@@ -381,8 +384,8 @@ On an {again["gpu"]} of {again["date"]}, `{again["tests"]["command"]}`: {again["
 On one of {last["date"]}, with `-n 6`: {last["tests"]["passed"]} passed and {last["tests"]["failed"]} failed.
 
 `{every["command"]}` trains every algorithm by the command line, goes on with the run on the GPU, and evaluates it. In
-{every["seconds"]} s on the {last["gpu"]}, {len(every["whole"])} algorithms did all three. {len(every["only_on_a_cpu"])} trained and then said that they learn on a CPU only
-({", ".join(every["only_on_a_cpu"])}). {len(every["no_turn"])} had no turn ({", ".join(every["no_turn"])}).
+{every["seconds"]} s on the {last["gpu"]}, {len(every["whole"])} algorithms passed all three steps. {len(every["only_on_a_cpu"])} trained, and then refused to go on with the GPU, because they learn on a CPU only
+({", ".join(every["only_on_a_cpu"])}). The time ran out before the other {len(every["no_turn"])} had their turn ({", ".join(every["no_turn"])}).
 
 ## Runs on a GPU
 
@@ -509,7 +512,8 @@ all times of the processor ({check["slowdown"]:.2f}) is fitted to the runs with 
 what two nodes make. This rule was committed before the runs were made.
 
 {table(("run", "env steps/s of each run", "median"), runs)}
-One node costs {cost:.0%} of the speed in shared memory. The bar is {COST:.0%}, which is {_bold(met(cost <= COST))}. Two nodes made
+With one node, the median run was {abs(cost):.0%} {"slower" if cost > 0 else "faster"} than in shared memory. It may be at most {COST:.0%} slower, which is
+{_bold(met(cost <= COST))}. Two nodes made
 {check["measured"]:,.0f} env steps/s (median), and {check["predicted"]:,.0f} were predicted ({off:+.0%}). The bar is a difference of at most
 {BAR:.0%}, which is {_bold(met(abs(off) <= BAR))}. Two nodes of one machine share its cores, so this tests the simulated work of hosts and
 learner. It says nothing about networks.

@@ -7,9 +7,9 @@ import torch
 from conftest import SMALL
 from wired import Wired
 
-from rlrun.core.algorithm import Follower
 from rlrun.core.batch import Batch
 from rlrun.core.errors import UserError
+from rlrun.core.follower import Follower
 from rlrun.core.schedule import Clock
 from rlrun.ops.distributions import Categorical
 from rlrun.policies import Outputs

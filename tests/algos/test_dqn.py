@@ -473,11 +473,22 @@ def test_illegal_actions_are_never_chosen(typed, kind):
     (["algo=dqn", "env=CartPole-v1", "algo.n_step=[1,2,3]"], "n_step"),
     (["algo=dqn", "env=CartPole-v1", "replay.compress=true", "replay.directory=/tmp/x"], "compress is for replay in memory"),
     (["algo=dqn", "env=CartPole-v1", "algo.exploration.epsilon=1.5"], "must be between 0 and 1"),
-    (["algo=r2d2", "env=CartPole-v1", "algo.fragment_length=30"], "multiple of sequence_stride"),
 ])  # fmt: skip
 def test_what_cannot_work_gets_a_sentence(typed, words, said):
     with pytest.raises(UserError, match=said):
         checked(typed(*words))
+
+
+@pytest.mark.parametrize("words", [
+    ["algo=r2d2", "env=CartPole-v1"],
+    ["algo=sac", "env=Pendulum-v1", "model/memory=lstm", "algo.sequence_length=4"],
+    ["algo=qmix", "env=TwoStepGame-v0", "model/memory=gru", "algo.sequence_length=4", "algo.learning_starts=40"],
+    ["algo=apex", "algo@algo.inner=iql", "env=TwoStepGame-v0"],
+])  # fmt: skip
+def test_replayed_sequences_begin_at_the_same_rows_of_every_fragment(typed, words):
+    at = "algo.inner" if "algo=apex" in words else "algo"
+    with pytest.raises(UserError, match="fragment_length 30 must be a multiple of sequence_stride 7"):
+        checked(typed(*words, f"{at}.fragment_length=30", f"{at}.sequence_stride=7"))
 
 
 @pytest.mark.parametrize("words, widths", [

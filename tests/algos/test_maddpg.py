@@ -216,6 +216,22 @@ def test_an_agent_that_leaves_or_an_end_is_not_bootstrapped(typed):
     assert one.targets(one.transitions(rows)).tolist() == [[2.0, 2.0], [2.0, 2.0 + 0.5e7]]
 
 
+def test_what_a_team_earns_after_an_agent_has_left_is_not_that_agents(typed):
+    words = ["algo.discount=0.5", "algo.reward_of=team", "algo.n_step=3"]
+    wiring, one = made(typed, *words, env=NUMBERS)
+    assert one.needs(one.cfg).replay.obs == "all"
+    with torch.no_grad():
+        for critic in one.target_critics:
+            for parameter in critic.parameters():
+                parameter.zero_()
+            list(critic.parameters())[-1].fill_(100.0)
+    rows = batch(wiring, columns=3, rows=3, dead=[(1, 1, 0), (2, 2, 0)])
+    rows = rows.replace(reward=torch.ones_like(rows.reward), terminated=torch.zeros_like(rows.terminated))
+    team, after = 2 * (1 + 0.5 + 0.25), 0.125 * 100.0
+    wanted = [[team + after, team + after], [2.0, team + after], [3.0, team + after]]
+    assert one.targets(one.transitions(rows)).tolist() == wanted
+
+
 def test_permuting_agents_permutes_what_a_shared_network_says(typed):
     words = ["algo.share=true", "algo.agent_id=false", "algo.critic_sees=own"]
     wiring, one = made(typed, *words, env=NUMBERS, agents=3)

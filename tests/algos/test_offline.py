@@ -180,6 +180,17 @@ def test_bc_with_memory_begins_sequences_with_nothing_and_does_not_learn_from_bu
             wanted = wanted - out.dist[0].log_prob(batch.action[t])[live].sum()
             count += int(live.sum())
     torch.testing.assert_close(loss, wanted / count)
+    through = torch.autograd.grad(loss, made.policy.trunk.memory.parameters())
+    state, wanted = made.policy.initial_state(3), torch.zeros(())
+    for t in range(7):
+        row = batch.obs.map(lambda x, t=t: x[t : t + 1])
+        with torch.set_grad_enabled(t >= 3):
+            out, state = made.policy._forward(row, batch.is_first[t : t + 1], state)
+        if t >= 3:
+            wanted = wanted - out.dist[0].log_prob(batch.action[t])[batch.valid[t]].sum()
+    for gradient, by_hand in zip(through, torch.autograd.grad(wanted / count, made.policy.trunk.memory.parameters()), strict=True):  # fmt: skip
+        torch.testing.assert_close(gradient, by_hand, msg="no gradient goes through burn-in")
+    loss = loss.detach()
     other = batch.action.clone()
     other[:3] = 1 - other[:3]
     assert torch.equal(made.loss(batch.replace(action=other), CLOCK)[0], loss), "burn-in rows are not learnt from"

@@ -103,7 +103,6 @@ def test_losses_are_means_over_live_rows(typed):
         (["algo=td3", "algo.sequence_length=5"], "algo.sequence_length is for a model with memory"),
         (["algo=sac", "algo.burn_in=5"], "burn_in is for sequences"),
         (["algo=sac", "model/memory=lstm", "algo.sequence_length=5", "algo.n_step=2"], "n_step must be 1"),
-        (["algo=sac", "model/memory=lstm", "algo.sequence_length=5", "algo.sequence_stride=3"], "multiple of sequence_stride"),
         (["algo=sac", "model/memory=lstm", "algo.sequence_length=200"], "learning_starts 100 is below the 200 rows"),
         (["algo=ddpg", "model/memory=lstm", "algo.sequence_length=5", "algo.input_priorities=true", "replay=prioritized"], "input_priorities are for single rows"),
         (["algo=ddpg", "model/memory=lstm", "algo.sequence_length=5", "algo.exploration.kind=parameter_noise"], "perturbs networks without memory"),
