@@ -118,7 +118,7 @@ class RND(Algorithm):
     def update(self, batch: Batch, clock: Clock) -> Update:
         cfg, valid = self.cfg, batch.valid
         following = self.model.filters.moments(batch.obs["observation"][1:], valid)
-        self.model.filters.merge([following], self.ctx.ranks)
+        self.merge_filters(self.model.filters, [following])
         with torch.no_grad():
             error = self.model(batch).masked_fill(~valid, 0.0)  # [T, B]
         self.returns.merge(self.moments(running_returns(error, valid, cfg.intrinsic_discount), valid))

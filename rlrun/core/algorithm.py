@@ -307,6 +307,11 @@ class Algorithm(nn.Module):
             for follower in part.followers() if isinstance(part, Algorithm) else ():
                 follower.renew_filters()
 
+    def merge_filters(self, filters: Any, moments: Sequence[Any]) -> None:
+        """Merges moments of observations, over all learners, into filters that are the algorithm's own and not the
+        policy's (models.normalizer.ObservationFilters)."""
+        filters.merge(moments, self.ctx.ranks)
+
     def followers(self) -> list[Follower]:
         """What moves the targets of this algorithm, every cfg.target_update_interval updates by cfg.target_tau."""
         return [value for value in vars(self).values() if isinstance(value, Follower)]
