@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
 from rlrun.families.actor_critic import ActorCriticConfig, optimizers
 from rlrun.models.model import Model
+from rlrun.ops.distributions import Distribution
 from rlrun.ops.policy_loss import adapt_kl_coef_
 from rlrun.ops.returns import gae
 from rlrun.ops.transforms import clip_reward
@@ -66,6 +67,17 @@ class Config(ActorCriticConfig):
             raise ValueError("V-trace needs values: use_critic=false goes with vtrace=false")
         if not self.use_critic and self.value_lr is not None:
             raise ValueError("value_lr is for values, which are not learnt with use_critic=false")
+
+
+class Reference(NamedTuple):
+    """What the losses compare the newest policy with, for rows [T, B]."""
+
+    dist: Distribution  # of the target policy
+    log_prob: Tensor  # its log pi of the actions
+    log_rho: Tensor  # log of pi_target / pi_worker; 0 on dead rows
+    value: Tensor  # its values
+    advantage: Tensor
+    target: Tensor  # of the values that are learnt
 
 
 class APPO(Algorithm):
@@ -117,6 +129,37 @@ class APPO(Algorithm):
         kl = old.kl(new)
         return self.total(self.mean(kl, batch.valid))
 
+    @torch.no_grad()
+    def reference(self, batch: Batch) -> Reference:
+        """What the target policy says of a batch [T(+1), B], and the advantages that follow from it."""
+        cfg, valid = self.cfg, batch.valid
+        dist, value = self.target.unroll(batch)  # over T+1 rows
+        dist, now, after = dist[:-1].given(batch.action), value[:-1], value[1:]
+        log_prob = dist.log_prob(batch.action)
+        log_rho = (log_prob - batch.log_prob).masked_fill(~valid, 0.0)
+        reward, discount = clip_reward(batch.reward, cfg.reward_clip), batch.discount(cfg.discount)
+        if cfg.vtrace:
+            target, advantage = vtrace(
+                log_rho,
+                discount,
+                reward,
+                now,
+                after,
+                valid,
+                rho_clip=cfg.rho_clip,
+                c_clip=cfg.c_clip,
+                pg_rho_clip=cfg.pg_rho_clip,
+                lambda_=cfg.lambda_,
+                bootstrap=cfg.advantage_bootstrap,
+            )
+        elif cfg.use_critic:
+            advantage = gae(reward, discount, now, after, valid, cfg.lambda_)
+            target = advantage + now
+        else:
+            nothing = torch.zeros_like(reward)
+            target = advantage = gae(reward, discount, nothing, nothing, valid, 1.0)
+        return Reference(dist, log_prob, log_rho, now, advantage, target)
+
     def loss(self, batch: Batch, clip: float, entropy_coef: float) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Returns this learner's shares of the losses on a batch [T(+1), B], and the metrics of the whole batch.
 
@@ -124,62 +167,37 @@ class APPO(Algorithm):
         critic."""
         cfg, valid = self.cfg, batch.valid
         mean = self.mean_over(valid)
-        with torch.no_grad():
-            old, old_value = self.target.unroll(batch)  # over T+1 rows
-            old = old[:-1].given(batch.action)
-            old_log_prob = old.log_prob(batch.action)  # [T, B]
-            log_rho = (old_log_prob - batch.log_prob).masked_fill(~valid, 0.0)
-            reward, discount = clip_reward(batch.reward, cfg.reward_clip), batch.discount(cfg.discount)
-            if cfg.vtrace:
-                target, advantage = vtrace(
-                    log_rho,
-                    discount,
-                    reward,
-                    old_value[:-1],
-                    old_value[1:],
-                    valid,
-                    rho_clip=cfg.rho_clip,
-                    c_clip=cfg.c_clip,
-                    pg_rho_clip=cfg.pg_rho_clip,
-                    lambda_=cfg.lambda_,
-                    bootstrap=cfg.advantage_bootstrap,
-                )
-            elif cfg.use_critic:
-                advantage = gae(reward, discount, old_value[:-1], old_value[1:], valid, cfg.lambda_)
-                target = advantage + old_value[:-1]
-            else:
-                nothing = torch.zeros_like(reward)
-                advantage = gae(reward, discount, nothing, nothing, valid, 1.0)
-                target = advantage
+        old = self.reference(batch)
         dist, value = self.policy.unroll(batch)
         dist, value = dist[:-1].given(batch.action), value[:-1]
         log_prob = dist.log_prob(batch.action)
         # Section 4.1.1: the ratio is min(pi_worker / pi_target, rho) pi / pi_worker. It equals pi / pi_target as
         # long as pi_worker / pi_target does not exceed rho (is_clip).
-        lag = (-log_rho).exp()
+        lag = (-old.log_rho).exp()
         ratio = lag.clamp(max=cfg.is_clip) * (log_prob - batch.log_prob).masked_fill(~valid, 0.0).exp()
-        policy_loss = -mean(torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage))
-        value_loss = mean(0.5 * (target - value).square()) if cfg.use_critic else torch.zeros_like(policy_loss)
+        surrogate = torch.minimum(ratio * old.advantage, ratio.clamp(1 - clip, 1 + clip) * old.advantage)
+        policy_loss = -mean(surrogate)
+        value_loss = mean(0.5 * (old.target - value).square()) if cfg.use_critic else torch.zeros_like(policy_loss)
         entropy = mean(dist.entropy())
         loss = policy_loss - entropy_coef * entropy
         kl = None
         if cfg.kl_coef > 0:
-            kl = mean(old.kl(dist))
+            kl = mean(old.dist.kl(dist))
             loss = loss + self.kl_coef * kl
         with torch.no_grad():
-            moved = (log_prob - old_log_prob).masked_fill(~valid, 0.0)
+            moved = (log_prob - old.log_prob).masked_fill(~valid, 0.0)
             shares = {
                 "policy_loss": policy_loss,
                 "entropy": entropy,
                 "approx_kl": mean(moved.exp() - 1 - moved),
-                "rho_mean": mean(log_rho.exp()),
+                "rho_mean": mean(old.log_rho.exp()),
                 "is_clipped": mean((lag > cfg.is_clip).float()),
                 "clip_fraction": mean(((ratio - 1).abs() > clip).float()),
             }
             same = {}
             if cfg.use_critic:
                 shares["value_loss"] = value_loss
-                same["explained_variance"] = self.explained_variance(target, old_value[:-1], valid)
+                same["explained_variance"] = self.explained_variance(old.target, old.value, valid)
             if kl is not None:
                 shares["kl"], same["kl_coef"] = kl, self.kl_coef.clone()
         return loss, value_loss, self.report(shares, same)
