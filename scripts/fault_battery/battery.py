@@ -26,7 +26,8 @@ from fault_battery.harness import PATIENCE, ROWS, Result, attempt  # noqa: E402
 PAGE = ROOT / "docs" / "faults.md"
 COLUMNS = ("row", "fault", "tries", "survived", "ended cleanly", "seconds", "what was lost", "result")
 NOT_AS_PROMISED = "What is not as promised:"
-HEAD = """# The fault battery
+HEAD = """<!-- scripts/faults --write makes this page; change what it is made from. -->
+# The fault battery
 
 Every row is a fault that was put into real runs of `rlrun train`, in processes of their own. A run must survive it, or end
 with a sentence and the right exit status, so that `rlrun resume` goes on. After each run nothing may be left: no process,

@@ -124,6 +124,7 @@ def reached(found: dict[tuple[str, str], dict[str, Any]], randoms: dict[str, dic
 
 def markdown(found: dict[tuple[str, str], dict[str, Any]], randoms: dict[str, dict[str, Any]]) -> str:
     lines = [
+        "<!-- scripts/compare_peers --learning --atari makes this page; change what it is made from. -->",
         "# Defaults on Atari games",
         "",
         f"Every run trained with the defaults that its algorithm had then, for {ENV_STEPS:,} env steps with seed 1. The score is the",

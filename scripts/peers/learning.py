@@ -162,6 +162,7 @@ def shown(values: list[float]) -> str:
 
 def markdown(found: dict[str, dict[str, list[dict[str, Any]]]], command: str) -> str:
     lines = [
+        "<!-- scripts/compare_peers --learning makes this page; change what it is made from. -->",
         "# Defaults beside other libraries'",
         "",
         "Each library trains with its own defaults on the same env steps. The figures are the mean over seeds and its",

@@ -271,6 +271,7 @@ def page() -> None:
 
     results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
     lines = [
+        "<!-- scripts/soak --page makes this page; change what it is made from. -->",
         "# Long runs",
         "",
         "`scripts/soak` trains for an hour, or for as long as `--seconds` says, and looks at the run's processes every ten",
