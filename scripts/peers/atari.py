@@ -1,11 +1,11 @@
 """scripts/compare_peers --learning --atari [--only ppo/Pong,...] [--jobs 1] [--folder tuned/results/learning]
-                                         [--markdown docs/learning_atari.md]
+                                         [--markdown docs/learning_atari.md] [--fresh] [--only-render]
 
 Trains rlrun's defaults on Atari games for 500,000 env steps with seed 1, and compares the last 100 training games with
 100 games of uniformly random actions. Scores are those of full games without clipping. Each run is kept in FOLDER as a
-JSON file, so that a comparison that was interrupted goes on; --fresh runs all of them again. The exit code is 1 if a
-run failed, or if an algorithm of which all games were asked for is above random play by three standard errors on fewer
-than four of them."""
+JSON file, so that a comparison that was interrupted goes on; --fresh runs all of them again, and --only-render draws the
+table of those that are there. The exit code is 1 if a run failed, or if an algorithm of which all games were asked for
+is above random play by three standard errors on fewer than four of them."""
 
 from __future__ import annotations
 
@@ -177,6 +177,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=ROOT / "tuned" / "results" / "learning")
     parser.add_argument("--markdown", type=Path)
     parser.add_argument("--fresh", action="store_true")
+    parser.add_argument("--only-render", action="store_true")
     said = parser.parse_args()
     unknown = set(said.only.split(",")) - set(names)
     if unknown:
@@ -206,7 +207,7 @@ def main() -> int:
 
     wanted = [name for name in names if name in said.only.split(",")]
     with concurrent.futures.ThreadPoolExecutor(said.jobs) as pool:
-        list(pool.map(one, wanted))
+        list(pool.map(one, [] if said.only_render else wanted))
     found, randoms = {}, {}
     for algo, game in (name.split("/") for name in wanted):
         path = said.folder / f"atari-{algo}-{game}-{ENV_STEPS}-seed1.json"
