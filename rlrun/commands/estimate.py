@@ -47,7 +47,7 @@ from rlrun.config.types import parse_assignments, typed
 from rlrun.core.conditions import UNITS
 from rlrun.core.errors import UserError, closest
 from rlrun.core.estimates import METHODS
-from rlrun.core.ranges import Count, NotNegative, PositiveShareBelowOne, Share
+from rlrun.core.ranges import Count, NotNegative, PositiveShareBelowOne, Seed, Share
 from rlrun.core.seeding import Seeds
 from rlrun.envs.registry import Factory
 from rlrun.families.fitted_q import FittedQConfig
@@ -90,7 +90,7 @@ class EstimateOptions:
     episodes: Annotated[int, NotNegative]
     folds: Annotated[int, Count]
     num_actions: Annotated[int, Count] | None
-    seed: Annotated[int, NotNegative]
+    seed: Annotated[int, Seed]
     model: FittedQConfig
 
     @property

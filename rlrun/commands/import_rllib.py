@@ -7,8 +7,9 @@ Every option is listed: mapped, added (written, though no option of RLlib's says
 changes without it) or not mapped (something may change), with the reason. What a file cannot say, such as a function
 that gives agents their policies, must be filled in, and the command that is printed has a place for it. --env names an
 environment to use instead of the file's, for a file whose environment rlrun cannot import. --force overwrites existing
-files that differ. --trust accepts an environment whose module no installed package contains. If one of the files would
-not start, none is written.
+files that differ. --trust accepts an environment whose module no installed package contains. --quiet prints how many
+options were not mapped in place of the list. If one of the files would not start, none is written. An experiment that
+cannot be translated, for example because rlrun does not have its algorithm, is left out, and the exit code is 1 then.
 --table writes no file and prints the lists as a Markdown page."""
 
 from __future__ import annotations
@@ -60,13 +61,19 @@ def main(words: list[str]) -> int:
                 f"{place} exists and differs from what would be written, so it may have been changed by hand (--force"
                 " overwrites it, --dir writes elsewhere)"
             )
-    write(folder, texts, [one for one, _ in made], flags["--trust"])
+    try:
+        write(folder, texts, [one for one, _ in made], flags["--trust"])
+    except OSError as error:
+        raise UserError(f"--dir {folder}: {error.filename} cannot be written: {error.strerror}") from None
     for place, (one, _), name in zip(texts, made, names, strict=True):
         print(f"{place}")
         if one.name != name:
             print(f"  {name} is called {one.name} here, because rlrun has a tuned file {one.algo}/{name} of its own")
+        lost = sum(line.how == "not mapped" for line in one.lines)
         if not flags["--quiet"]:
             print("\n".join(told(one)))
+        elif lost:
+            print(f"  {lost} option{'s' * (lost > 1)} not mapped; without --quiet, they are listed")
         command = f"--config-dir {shlex.quote(str(folder))} {shlex.quote(f'tuned={one.algo}/{one.name}')}"
         command = " ".join([command, *(f"{option}=..." for option in one.asked), *one.place_words()])
         print(f"  rlrun train {command}")
@@ -74,7 +81,7 @@ def main(words: list[str]) -> int:
             print(f"  rlrun sweep {command} {' '.join(one.sweep())}")
     for reason in refused.values():
         print(f"left out: {reason}")
-    return 0
+    return 1 if refused else 0
 
 
 def translated(files: list[str], env: str | None) -> tuple[list[tuple[Imported, str]], dict[str, str]]:
@@ -87,6 +94,11 @@ def translated(files: list[str], env: str | None) -> tuple[list[tuple[Imported, 
     made: list[tuple[Imported, str]] = []
     refused: dict[str, str] = {}
     for file in files:
+        if file.endswith(".py"):
+            raise UserError(
+                f"{file} is a Python file, which import-rllib does not run: write a YAML file with `NAME: {{run: PPO,"
+                " env: ..., config: {...}}`, where config.to_dict() of RLlib gives the options under `config:`"
+            )
         try:
             text = Path(file).read_text()
         except (OSError, UnicodeDecodeError) as error:
@@ -106,11 +118,11 @@ def translated(files: list[str], env: str | None) -> tuple[list[tuple[Imported, 
 
 def nothing_to_do(experiment: dict[str, Any]) -> str | None:
     """Says which option of an experiment asks for no step, no row or none of several values; None if none does."""
-    from rlrun.rllib.batches import SIZES
+    from rlrun.rllib.batches import LENGTHS, SIZES
     from rlrun.rllib.ends import STEPS
     from rlrun.rllib.yaml_files import numbers
 
-    above_0 = {"stop": (*STEPS, "training_iteration", "time_total_s"), "config": SIZES}
+    above_0 = {"stop": (*STEPS, "training_iteration", "time_total_s"), "config": (*SIZES, *LENGTHS)}
     for path, value in parts(numbers({group: experiment.get(group) for group in ("env", "stop", "config")})):
         option = path.removesuffix(".grid_search")
         values = value if isinstance(value, list) else [value]
@@ -118,7 +130,7 @@ def nothing_to_do(experiment: dict[str, Any]) -> str | None:
             return f"{path} must be a list of at least one value, not {repr(value)[:60]}"
         group, key = path.partition(".")[0], re.split("[./]", option)[-1]
         for one in values if key in above_0.get(group, ()) else ():
-            automatic = one == -1 and experiment["run"] == "DDPPO"  # its batches have the size of the fragments
+            automatic = one == -1 and experiment["run"] == "DDPPO" and key in SIZES  # they are as large as fragments
             if isinstance(one, int | float) and one <= 0 and not automatic:
                 return f"{option} is {one}, and it must be above 0"
     return None

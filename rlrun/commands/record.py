@@ -19,7 +19,7 @@ from typing import Annotated
 from rlrun.cli import run_dir_argument, take_trust
 from rlrun.config.types import parse_assignments, typed
 from rlrun.core.errors import UserError
-from rlrun.core.ranges import Count, NotNegative
+from rlrun.core.ranges import Count, Seed
 
 WAYS = ("explore", "greedy", "random")
 
@@ -30,7 +30,7 @@ class RecordOptions:
     episodes: Annotated[int, Count] | None
     env_steps: Annotated[int, Count] | None
     checkpoint: str | int
-    seed: Annotated[int, NotNegative]
+    seed: Annotated[int, Seed]
     num_envs: Annotated[int, Count]
     env: str | None
 

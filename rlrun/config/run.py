@@ -18,7 +18,7 @@ from rlrun.core.duties import CheckpointConfig, StopConfig
 from rlrun.core.errors import UserError, closest
 from rlrun.core.evaluation_duty import EvalConfig
 from rlrun.core.numbers import whole_number
-from rlrun.core.ranges import Count, NotNegative, Positive, Text
+from rlrun.core.ranges import Count, NotNegative, Positive, Seed, Text
 from rlrun.datasets.options import DataConfig
 from rlrun.envs import registry
 from rlrun.loggers.imagined import ImagineConfig
@@ -54,7 +54,7 @@ SINKS: dict[str, type] = {"console": SinkConfig, "tensorboard": TensorBoardConfi
 class RunConfig:
     """The options of train.yaml. algo, env and runner stay plain here: type_config() types them by their names."""
 
-    seed: Annotated[int, NotNegative]
+    seed: Annotated[int, Seed]
     env_steps: Annotated[int, Count]
     run_dir: Annotated[str, Text] | None
     runs_root: Annotated[str, Text]
@@ -131,7 +131,7 @@ def type_algorithm(values: dict[str, Any], path: str = "algo") -> Inner:
         if isinstance(error, MissingOption):
             said = f"{error}, which {own} needs: write it in the YAML file of algo={values.get('name')}, or as a word"
         else:
-            said = f"{error} Options of algo={values.get('name')} are the fields of {own}"
+            said = f"{str(error).rstrip('.')}. Options of algo={values.get('name')} are the fields of {own}"
         raise type(error)(said) from None
 
 

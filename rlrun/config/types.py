@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rlrun.config.words import refuse_empty
 from rlrun.core.errors import UserError, closest
 from rlrun.core.numbers import hint, whole_number
-from rlrun.core.ranges import NotEmpty, Range
+from rlrun.core.ranges import NotEmpty, Range, Seeds
 from rlrun.core.schedule import Schedule
 
 T = TypeVar("T")
@@ -128,7 +128,7 @@ def _convert(kind: Any, value: Any, path: str) -> Any:
     if origin is Annotated:
         converted = _convert(args[0], value, path)
         for wanted in args[1:]:
-            if isinstance(wanted, Range | NotEmpty) and converted not in wanted:
+            if isinstance(wanted, Range | NotEmpty | Seeds) and converted not in wanted:
                 raise ConfigError(f"{path} must be {wanted}, not {value!r}")
         return converted
     if origin in (typing.Union, types.UnionType):
@@ -248,7 +248,7 @@ def load_yaml(path: Path) -> dict:
         made = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
     except UserError:
         raise
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{path} does not exist: is this a run directory?") from None
     except Exception as error:
         raise UserError(f"{path} cannot be read: {unreadable(error)}") from None

@@ -400,9 +400,23 @@ def load_part(path: Path, part: str) -> dict:
 
 
 def verify(path: Path, parts: tuple[str, ...] = ()) -> None:
-    """Raises UserError, which names the first file that is missing, truncated, altered or not in the manifest.
+    """Raises UserError, which names the first file that is missing, truncated, altered or not in the manifest, and the
+    newest checkpoint beside this one that is whole.
 
     parts: those that will be loaded."""
+    try:
+        _verify(path, parts)
+    except UserError as error:
+        for other in sorted((one for one in path.parent.glob("[0-9]*") if one.name != path.name), reverse=True):
+            try:
+                _verify(other, parts)
+            except (UserError, OSError):
+                continue
+            raise UserError(f"{error}; {other} is whole: checkpoint={other.name.lstrip('0') or '0'} names it") from None
+        raise
+
+
+def _verify(path: Path, parts: tuple[str, ...]) -> None:
     try:
         manifest = json.loads((path / "manifest.json").read_text())
         expected = dict(manifest["sha256"])

@@ -49,6 +49,20 @@ class Range:
 
 
 @dataclass(frozen=True)
+class Seeds:
+    """Whole numbers that every random generator takes as a seed: PyTorch's take 64 bits."""
+
+    def __contains__(self, value: int) -> bool:
+        return 0 <= value < 2**63
+
+    def __str__(self) -> str:
+        return "at least 0 and below 2^63"
+
+
+Seed = Seeds()
+
+
+@dataclass(frozen=True)
 class NotEmpty:
     """Texts of at least one character. A shell variable that is not set would leave an empty one."""
 

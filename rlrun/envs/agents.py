@@ -98,7 +98,7 @@ def _counted(cfg: AgentsConfig, names: tuple[str, ...]) -> tuple[str, ...]:
 def _limit_of_zoo(game: ParallelGame) -> int | None:
     """The most env steps of an episode. Where agents take turns, an env step is a move, and in a cycle each may make
     one."""
-    value = getattr(game.env.unwrapped, "max_cycles", None)
+    value = getattr(getattr(game.env, "unwrapped", game.env), "max_cycles", None)
     if not isinstance(value, int) or value <= 0:
         return None
     return value * len(game.agents) if game.turns else value

@@ -182,6 +182,8 @@ def own_encoder(spec: EnvSpec, name: str, options: dict[str, Any]) -> nn.Module:
     if not isinstance(out, Tensor) or out.shape != (2, features):
         shape = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise UserError(f"model.encoder={name} makes {shape} of 2 observations of {spec.name}, not [2, {features}]")
+    if not out.isfinite().all():
+        raise UserError(f"model.encoder={name} makes features that are not finite of observations of zeros")
     return made
 
 

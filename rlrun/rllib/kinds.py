@@ -13,6 +13,10 @@ from rlrun.rllib.yaml_files import data, defaults, flattened, flow, options_of, 
 SAID = {"number": "a number", "switch": "true or false", "text": "text", "list": "a list", "group": "a group of keys"}
 NETS = ("q_model_config", "policy_model_config", "Q_model", "policy_model")
 SHOWN = 60  # characters of a value that a message shows
+CLASSES = {  # of options whose value is the name of a class: an example
+    "replay_buffer_config.type": "MultiAgentReplayBuffer",
+    "exploration_config.type": "EpsilonGreedy",
+}
 
 
 def wrong_kind(key: str, value: Any) -> str | None:
@@ -39,6 +43,8 @@ def wrong_kind(key: str, value: Any) -> str | None:
         return None
     text = flow(value)
     text = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+    if key in CLASSES and isinstance(value, str):
+        return f"in RLlib it is the name of a class, such as {CLASSES[key]}, not {text}"
     return f"in RLlib it is {' or '.join(_said(key, wanted)) or 'null'}, not {text}"
 
 

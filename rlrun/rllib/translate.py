@@ -43,7 +43,7 @@ from rlrun.rllib.environments import (
 from rlrun.rllib.estimates import estimates
 from rlrun.rllib.evaluation import evaluation
 from rlrun.rllib.joint import joint
-from rlrun.rllib.kinds import takes
+from rlrun.rllib.kinds import known_kinds, takes
 from rlrun.rllib.losses import losses
 from rlrun.rllib.maddpg import maddpg
 from rlrun.rllib.meta import meta
@@ -394,7 +394,8 @@ class Experiment(Translation):
             elif row is not None and row["rlrun"] in self.made.values and key not in self.given:
                 self.taken.add(key)  # a default of RLlib's for an option that the file has under another name
             elif row is None:
-                self.say(key, "not mapped", why=f"rlrun knows no such option of {self.run}")
+                near = closest(key, known_kinds(), 1)
+                self.say(key, "not mapped", why=f"rlrun knows no such option of {self.run}.{near}".removesuffix("."))
             elif row["rlrun"] is None or row["rlrun"] == "callbacks":
                 lost = "same" in row and value != row["same"]
                 self.say(key, "not mapped" if lost else "dropped", why=row.get("why", ""), whatever="same" not in row)

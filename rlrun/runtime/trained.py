@@ -19,7 +19,7 @@ from rlrun.core.games import STATE as GAME_STATE
 from rlrun.core.policy import Mode, Policy
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
-from rlrun.core.specs import Discrete, EnvSpec, MultiBinary, MultiDiscrete, described, executed, leaves
+from rlrun.core.specs import Discrete, EnvSpec, MultiBinary, MultiDiscrete, Nested, described, executed, leaves
 from rlrun.envs import registry
 from rlrun.envs.agent_games import turns_inside
 from rlrun.envs.agent_rows import action_of, agent_rows, write_agent, write_id
@@ -283,6 +283,8 @@ def fitting(spec: EnvSpec, obs: Any) -> int | None:
     """How many observations these are; None: one, without an axis of observations. Raises ValueError where a part is
     missing, or has another shape, another number of observations or whole numbers that it cannot hold."""
     counts: set[int | None] = set()
+    if isinstance(spec.observation, Nested) and not isinstance(obs, Mapping | tuple | list):
+        raise ValueError(f"an observation of {spec.name} is {spec.observation}, and not {type(obs).__name__}")
     for path, space in leaves(spec.observation):
         shape, whole = space.field.shape, not space.field.dtype.is_floating_point
         what = f"an observation of {spec.name}"

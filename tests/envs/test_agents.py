@@ -4,6 +4,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from rlrun.core.seeding import Seeds
 from rlrun.core.specs import random_actions
 from rlrun.envs import names, registry
 from rlrun.envs.agent_games import TupleGame, make_game
+from rlrun.envs.agents import _limit_of_zoo
 from rlrun.ops.returns import gae
 
 SMALL = ("logger=[]", "resources=debug")
@@ -760,3 +762,9 @@ def test_a_termination_in_the_last_allowed_step_is_the_limit_unless_the_environm
         last = game.step(acts)
         told.append((last.terminated["agent_0"], last.truncated["agent_0"]))
     assert told == [(False, True), (False, True), (True, False)]
+
+
+@pytest.mark.parametrize("turns, limit", [(False, 7), (True, 14)])
+def test_an_environment_that_derives_from_no_class_of_pettingzoo_tells_its_limit_too(turns, limit):
+    game = SimpleNamespace(env=SimpleNamespace(max_cycles=7), turns=turns, agents=("a", "b"))
+    assert _limit_of_zoo(game) == limit

@@ -105,3 +105,17 @@ def test_layers_that_learn_in_another_mode_than_they_act_in_are_refused(typed, m
             Wired(words).algorithm()
     else:
         Wired(words).algorithm()
+
+
+class Endless(nn.Module):
+    def __init__(self, space):
+        super().__init__()
+        self.features = 4
+
+    def forward(self, x):
+        return torch.full((len(x), 4), torch.nan)
+
+
+def test_features_that_are_not_finite_are_refused_before_anything_starts(typed):
+    with pytest.raises(UserError, match="Endless makes features that are not finite"):
+        Wired(typed("algo=ppo", CHOICE, *QUIET, f"model.encoder={__name__}:Endless")).algorithm()

@@ -1269,6 +1269,7 @@ def doubled(value, times, joined):
         ("x: {run: PG, env: a, stop: {env_runners/num_env_steps_sampled: '-1e3'}}", "sampled is -1000.0, and it must"),
         ("x: {run: PG, env: a, config: {train_batch_size: 0}}", "x: config.train_batch_size is 0, and it must be above"),
         ("x: {run: PG, env: a, config: {train_batch_size: {grid_search: [9, 0]}}}", "train_batch_size is 0, and it"),
+        ("x: {run: PG, env: a, config: {rollout_fragment_length: 0}}", "rollout_fragment_length is 0, and it must be"),
         ("x: {run: PG, env: {grid_search: []}}", "x: env.grid_search must be a list of at least one value"),
         ("x: {run: PG, env: a, config: {model: {dim: {grid_search: 3}}}}", "dim.grid_search must be a list .*, not 3"),
         ("x: {run: PPO, env: ray.rllib.examples.env.random_env.RandomEnv}", "--env names another one"),
@@ -1282,12 +1283,27 @@ def test_other_files_are_refused(text, said, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_what_is_mistyped_or_no_yaml_file_is_said(tmp_path, capsys):
+    file, out = tmp_path / "file.yaml", tmp_path / "out"
+    file.write_text("x: {run: PPO, env: CartPole-v1, config: {gama: 0.9, replay_buffer_config: {type: Foo}}}")
+    assert _dispatch(["import-rllib", str(file), "--dir", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "no such option of PPO. Did you mean gamma?" in said
+    assert "the name of a class, such as MultiAgentReplayBuffer, not Foo" in said
+    assert _dispatch(["import-rllib", str(file), "--dir", str(out), "--quiet"]) == 0
+    assert "2 options not mapped" in capsys.readouterr().out
+    with pytest.raises(UserError, match="cannot be written: Not a directory"):
+        _dispatch(["import-rllib", str(file), "--dir", str(file)])
+    with pytest.raises(UserError, match=r"ppo\.py is a Python file, which import-rllib does not run"):
+        _dispatch(["import-rllib", str(tmp_path / "ppo.py")])
+
+
 def test_the_command_writes_files_that_train_takes(tmp_path, capsys):
     file = tmp_path / "cartpole.yaml"
     example = RELEASES["2.7"]["ppo/cartpole-ppo-grid-search-example.yaml"]
     file.write_text(yaml.safe_dump({"cartpole-ppo": example, "other": {"run": "MyAlgorithm", "env": "Pendulum-v1"}}))
     out = tmp_path / "out"
-    assert _dispatch(["import-rllib", str(file), "--dir", str(out)]) == 0
+    assert _dispatch(["import-rllib", str(file), "--dir", str(out)]) == 1, "one is left out"
     said = capsys.readouterr().out
     # these sizes divide 4000
     assert (

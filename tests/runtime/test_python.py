@@ -106,6 +106,10 @@ def test_what_act_is_given_is_checked_part_by_part(tmp_path):
         if isinstance(obs, dict):
             with pytest.raises(ValueError, match="is missing"):
                 policy.act({name: part for name, part in obs.items() if name != path[0]})
+    if isinstance(obs, dict):
+        for wrong in (np.zeros(3), None, "x"):
+            with pytest.raises(ValueError, match=f"an observation of .*Dict.*, and not {type(wrong).__name__}"):
+                policy.act(wrong)
     for mode in ("gredy", True, None):
         with pytest.raises(ValueError, match="'explore' or 'greedy', not"):
             policy.act(obs, mode)

@@ -302,6 +302,12 @@ def test_rows_stay_with_the_last_checkpoint_alone_and_a_damaged_one_is_named(tmp
     file.write_bytes(data)
     with pytest.raises(UserError, match=r"replay-0\.bin is truncated or altered"):
         resume(path, "env_steps=600")
+    file = path / "checkpoints" / names[-1] / "policy.pt"
+    file.write_bytes(file.read_bytes()[:100])
+    whole = rf"policy\.pt is truncated.*/{names[-2]} is whole: checkpoint={names[-2].lstrip('0')} names it"
+    with pytest.raises(UserError, match=whole):
+        load(path)
+    assert load(path, int(names[-2])).clock.env_steps == int(names[-2])
 
 
 @pytest.mark.parametrize(
