@@ -58,6 +58,7 @@ class Supply(Protocol):
 
 class View(Protocol):
     def show(self, outcomes: Sequence[Outcome]) -> None: ...
+    def say(self, text: str) -> None: ...
     def close(self, outcomes: Sequence[Outcome]) -> None: ...
 
 
@@ -181,7 +182,7 @@ class Pool:
         self.signal: int | None = None
         self.refused, self.not_before = 0, 0.0  # starts that failed in a row, and the time of the next one
         self.terminals: list[int] = []  # outputs that a person reads
-        self.again = False
+        self.again = self.told = False  # a second signal came; the view has said what the first one does
 
     @property
     def interrupted(self) -> bool:
@@ -192,6 +193,9 @@ class Pool:
         announce("nobody reads this output any more, and the jobs go on; Ctrl-C lets them save and ends them")
         try:
             while True:
+                if self.running and self.interrupted and not self.told:
+                    self.told = True
+                    self.view.say("the running jobs save what they have learnt; Ctrl-C again ends them at once")
                 for one in list(self.running):
                     self._watch(one, supply)
                 while self._may_start() and (job := self._next(supply)) is not None:

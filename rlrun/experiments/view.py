@@ -86,6 +86,9 @@ class JobLines:
                 facts = [f"{steps} env steps" if steps else "", f"return {mean}" if mean else "", time, reason]
                 tell("  ".join([f"{status:<11} {outcome.job.name}", *(fact for fact in facts if fact)]))
 
+    def say(self, text: str) -> None:
+        tell(text)
+
     def close(self, outcomes: Sequence[Outcome]) -> None:
         self.show(outcomes)
         tell(
@@ -101,6 +104,7 @@ class JobTable:
 
         self.total = total
         self.outcomes: Sequence[Outcome] = ()
+        self.said = ""
         self.live = RedrawnView(self._made, transient=True)
         self.live.start()
 
@@ -109,7 +113,8 @@ class JobTable:
         from rich.text import Text
 
         outcomes = self.outcomes
-        table = RichTable(title=counts(outcomes, self.total - len(outcomes)), title_justify="left")
+        title = counts(outcomes, self.total - len(outcomes))
+        table = RichTable(title=f"{title}; {self.said}" if self.said else title, title_justify="left")
         for heading, justify in zip(HEADINGS, ("left", "left", "right", "right", "right", "left"), strict=True):
             table.add_column(heading, justify=justify)  # type: ignore[arg-type]
         # Running jobs come last, near the cursor.
@@ -121,6 +126,10 @@ class JobTable:
 
     def show(self, outcomes: Sequence[Outcome]) -> None:
         self.outcomes = list(outcomes)
+        self.live.refresh()
+
+    def say(self, text: str) -> None:
+        self.said = text
         self.live.refresh()
 
     def close(self, outcomes: Sequence[Outcome]) -> None:

@@ -41,8 +41,13 @@ end("COMPLETED", 0)
 
 
 class Quiet:
+    said = ""
+
     def show(self, outcomes):
         pass
+
+    def say(self, text):
+        self.said = text
 
     def close(self, outcomes):
         pass
@@ -297,6 +302,7 @@ def test_a_signal_lets_running_jobs_save_and_starts_no_more(tmp_path):
         and [outcome.status for outcome in made] == ["INTERRUPTED"]
         and not (tmp_path / "b").exists()
     )
+    assert "Ctrl-C again ends them at once" in running.view.said
     assert signal.getsignal(signal.SIGINT) == before
 
 
