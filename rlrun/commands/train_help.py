@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 
 from rlrun.commands.explain import groups_of
-from rlrun.config.paths import base_options, included_groups, inner_algorithm, options, runner_of
+from rlrun.config.paths import base_options, choices, included_groups, inner_algorithm, options, runner_of
 from rlrun.config.texts import CHOICES, of_runs, text_of, without_defaults
 from rlrun.core.errors import UserError, closest
 
@@ -48,7 +48,7 @@ def show(words: list[str]) -> int:
 
 def groups() -> list[tuple[str, list[str]]]:
     """The groups of which a run chooses a file, and what there is to choose."""
-    models = [name for name in options("model") if "/" not in name]
+    models = choices("model")
     return [
         ("algo", options("algo")),
         ("env", ["a name of `rlrun list envs` or package:Class"]),

@@ -71,7 +71,7 @@ def suggestions(line: str) -> list[str]:
     """Words that can complete the end of the line."""
     from rlrun.commands import COMMANDS
     from rlrun.config.hydra_errors import GROUPS, known_keys
-    from rlrun.config.paths import options
+    from rlrun.config.paths import choices, options
 
     words = line.split()
     current = "" if line.endswith(" ") or not words else words.pop()
@@ -114,7 +114,7 @@ def suggestions(line: str) -> list[str]:
     if group == "env":
         return _environments(value)
     if group in GROUPS:
-        return [f"{group}={name}" for name in options(group) if name.startswith(value)]
+        return [f"{group}={name}" for name in choices(group) if name.startswith(value)]
     return []
 
 

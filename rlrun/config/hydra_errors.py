@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rlrun.config.paths import (
     base_options,
+    choices,
     files,
     group_defaults,
     included_groups,
@@ -72,7 +73,7 @@ def check_groups(words: list[str], folder: Path | None = None) -> None:
             if value == CRAFTER or value not in FAMILIES:
                 family_of(value, asked_family(words))
         elif group in GROUPS:
-            known = [*options(group), *own]
+            known = [*choices(group), *own]
             if value not in known:
                 raise UserError(f"There is no {group} {value!r}.{closest(value, known)} There are: {', '.join(known)}")
 
@@ -145,7 +146,7 @@ def translate(error: Exception, words: list[str], folder: Path | None = None) ->
 
         return f"There is no env {unloadable[2]!r}.{closest(unloadable[2], names())} rlrun list envs has them all."
     if unloadable:
-        known = options(unloadable[1])
+        known = choices(unloadable[1])
         return (
             f"There is no {unloadable[1]} {unloadable[2]!r}.{closest(unloadable[2], known)} There are:"
             f" {', '.join(known)}"

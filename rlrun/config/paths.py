@@ -19,6 +19,11 @@ def options(group: str) -> list[str]:
     return files(root() / group if group == "tuned" else root() / "conf" / group)
 
 
+def choices(group: str) -> list[str]:
+    """Names that the word GROUP=NAME takes. Subfolders of conf/model are groups of their own, such as model/memory."""
+    return [name for name in options(group) if group == "tuned" or "/" not in name]
+
+
 def files(folder: Path) -> list[str]:
     """Names of the yaml files in a folder and in its subfolders."""
     return sorted(str(path.relative_to(folder).with_suffix("")) for path in folder.rglob("*.yaml"))

@@ -47,6 +47,7 @@ BAD = [
     ([*PONG, "algo.batch_size=501"], "multiple of fragment_length"),
     ([*PONG, "algo.optimizer.kind=lamb"], "must be one of adam, adamw, radam, laprop, rmsprop, rmsprop_tf, sgd"),
     ([*PONG, "model=nature_cn"], "Did you mean nature_cnn"),
+    ([*CARTPOLE, "model=memory/lstm"], "There is no model 'memory/lstm'. Did you mean lstm? There are: agents, auto, "),
     ([*PONG, "env.size=200"], "env.size must be auto or between 1 and 160, not 200"),
     ([*PONG, "resources.device=cuda:99"], "CUDA devices are visible"),
     ([*PONG, "resources.device=tpu"], "is not a device"),
