@@ -131,7 +131,8 @@ def type_algorithm(values: dict[str, Any], path: str = "algo") -> Inner:
         if isinstance(error, MissingOption):
             said = f"{error}, which {own} needs: write it in the YAML file of algo={values.get('name')}, or as a word"
         else:
-            said = f"{str(error).rstrip('.')}. Options of algo={values.get('name')} are the fields of {own}"
+            end = "" if str(error).endswith((".", "?")) else "."
+            said = f"{error}{end} Options of algo={values.get('name')} are the fields of {own}"
         raise type(error)(said) from None
 
 

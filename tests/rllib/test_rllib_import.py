@@ -802,7 +802,7 @@ LOST = [  # (run, option, value, environment, what is not mapped, a part of the 
     ("TD3", "exploration_config", {"type": "RND"}, None, "exploration_config.type", "no RND here.*GaussianNoise"),
     ("DDPG", "exploration_config", {"type": "RND"}, None, "exploration_config.type", "no RND here.*OrnsteinUhlenbeckNoise"),
     ("PPO", "exploration_config", "os:system", None, "exploration_config", "a group of keys, not os:system"),
-    ("DQN", "exploration_config", {"type": "os:system"}, None, "exploration_config.type", "in RLlib it is text, not os:system"),
+    ("DQN", "exploration_config", {"type": "os:system"}, None, "exploration_config.type", "in RLlib it is the name of a class, such as EpsilonGreedy, not os:system"),
     ("APEX_QMIX", "exploration_config", {"type": "SoftQ"}, None, "exploration_config.type", "no SoftQ here.*PerWorkerEpsilonGreedy"),
     ("PPO", "use_critic", False, None, "use_critic", "RLlib refuses GAE without a critic"),
     ("APPO", "use_critic", False, None, "use_critic", "V-trace needs values"),
