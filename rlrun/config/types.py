@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rlrun.config.words import refuse_empty
 from rlrun.core.errors import UserError, closest
 from rlrun.core.numbers import hint, whole_number
-from rlrun.core.ranges import NotEmpty, Range, Seeds
+from rlrun.core.ranges import NotEmpty, Range, SeedRange
 from rlrun.core.schedule import Schedule
 
 T = TypeVar("T")
@@ -128,7 +128,7 @@ def _convert(kind: Any, value: Any, path: str) -> Any:
     if origin is Annotated:
         converted = _convert(args[0], value, path)
         for wanted in args[1:]:
-            if isinstance(wanted, Range | NotEmpty | Seeds) and converted not in wanted:
+            if isinstance(wanted, Range | NotEmpty | SeedRange) and converted not in wanted:
                 raise ConfigError(f"{path} must be {wanted}, not {value!r}")
         return converted
     if origin in (typing.Union, types.UnionType):

@@ -49,7 +49,7 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Seeds:
+class SeedRange:
     """Whole numbers that every random generator takes as a seed: PyTorch's take 64 bits."""
 
     def __contains__(self, value: int) -> bool:
@@ -59,7 +59,7 @@ class Seeds:
         return "at least 0 and below 2^63"
 
 
-Seed = Seeds()
+Seed = SeedRange()
 
 
 @dataclass(frozen=True)
