@@ -256,7 +256,7 @@ def modelled(
         value[inside] = _in_pieces(fitted.value, rows, data.row[inside], spec)
         q[inside] = _in_pieces(fitted.q, rows, data.row[inside], spec)
         end[judged] = _in_pieces(fitted.value, rows, data.end[judged], spec)
-    return value, q, end * ~data.terminated
+    return value, q, torch.where(data.terminated, 0.0, end)
 
 
 def _terminated(data: Padded, rows: int) -> Tensor:
