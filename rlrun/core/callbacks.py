@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from rlrun.core.algorithm import Update
 from rlrun.core.batch import Batch
 from rlrun.core.env import Rows, Step
-from rlrun.core.errors import RunFailed, UserError, closest, told
+from rlrun.core.errors import FAILURES, RunFailed, UserError, closest, told
 from rlrun.core.plugins import load_object
 from rlrun.core.schedule import Clock
 
@@ -104,7 +104,7 @@ def make_callbacks(names: Sequence[str], kind: type[Kind]) -> list[Kind]:
         if issubclass(own, kind):
             try:
                 made.append(own())
-            except Exception as error:  # the class is the user's code
+            except FAILURES as error:  # the class is the user's code
                 raise UserError(f"callbacks={name} cannot be made: {told(error, __file__)}") from None
     return made
 
@@ -113,7 +113,7 @@ def call(callback: Callback | EnvCallback, event: str, *facts: Any) -> Any:
     """Calls a method of a callback. Raises RunFailed with the name of a callback that raised."""
     try:
         return getattr(callback, event)(*facts)
-    except Exception as error:  # a callback is the user's code
+    except FAILURES as error:  # a callback is the user's code
         raise RunFailed(f"{named(callback)} failed in {event}: {told(error, __file__)}") from error
 
 

@@ -10,6 +10,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 
 class UserError(Exception):
@@ -55,6 +56,9 @@ class EnvError(Exception):
         moved = range(self.numbers.start + first, self.numbers.stop + first)
         return EnvError(self.name, moved, self.seed, self.what)
 
+
+# What the user's own code may raise. A sys.exit() in it, which some simulators have, must not end a run without a word.
+FAILURES: Final = (Exception, SystemExit)
 
 # What the system refuses, whatever a program does: errno, and the sentence for it.
 _REFUSED = {

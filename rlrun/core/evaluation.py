@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from rlrun.core.errors import RunFailed, UserError, told
+from rlrun.core.errors import FAILURES, RunFailed, UserError, told
 from rlrun.core.plugins import load_object
 from rlrun.core.policy import Policy
 from rlrun.core.schedule import Clock
@@ -83,7 +83,7 @@ def make_evaluation(name: str) -> Evaluation:
     kind = evaluation_class(name)
     try:
         return kind()
-    except Exception as error:  # the class is the user's code
+    except FAILURES as error:  # the class is the user's code
         raise UserError(f"eval.function={name} cannot be made: {told(error, __file__)}") from None
 
 
@@ -93,7 +93,7 @@ def own_numbers(evaluation: Evaluation, games: Games) -> dict[str, float]:
     named = f"eval.function={kind.__module__}:{kind.__qualname__}"
     try:
         numbers = evaluation.evaluate(games)
-    except Exception as error:  # it is the user's code
+    except FAILURES as error:  # it is the user's code
         raise RunFailed(f"{named} failed: {told(error, __file__)}") from error
     try:
         made = {str(name): float(value) for name, value in numbers.items()}

@@ -16,7 +16,7 @@ import gymnasium
 import numpy as np
 
 from rlrun.core.conditions import EACH_AGENT, REWARDS, OnlyFor
-from rlrun.core.errors import UserError, told
+from rlrun.core.errors import FAILURES, UserError, told
 from rlrun.core.plugins import import_named, load_object
 from rlrun.core.ranges import Count
 from rlrun.envs.games import GAMES, Together
@@ -280,7 +280,7 @@ def make_game(cfg: AgentsConfig, render: bool = False) -> ParallelGame | TupleGa
         made = turns_inside(_made(cfg, render))
     except UserError:
         raise
-    except Exception as error:  # the user's own constructor may raise anything
+    except FAILURES as error:  # the user's own constructor may raise anything
         raise UserError(f"env={cfg.name} cannot be made: {told(error, __file__)}") from None
     if hasattr(made, "possible_agents"):
         return (

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rlrun.core.env import Rows, Step, map_rows
-from rlrun.core.errors import EnvError, UserError, closest, told
+from rlrun.core.errors import FAILURES, EnvError, UserError, closest, told
 from rlrun.core.pulse import RESET, doing, next_step
 from rlrun.core.restarts import Remade
 from rlrun.core.seeding import Seeds
@@ -59,7 +59,7 @@ def make_spec(cfg: AgentsConfig) -> AgentsSpec:
             obs["observation"] = with_id(obs["observation"], len(own), cfg.name)
         try:
             _, infos = game.reset(seed=0)
-        except Exception as error:  # the user's own
+        except FAILURES as error:  # the user's own
             raise UserError(f"env={cfg.name} fails in reset: {told(error, __file__)}") from None
         told_in_info = tuple(agent for agent, info in infos.items() if isinstance(info, Mapping) and MASK in info)
         if told_in_info and game.turns:  # of the others, when their turn comes
@@ -165,7 +165,7 @@ class AgentsEnv:
                 write_agent(
                     self.rows, first + number, self.own[number], seen, agent not in waiting, mask, agent in game.present
                 )
-            except Exception as error:  # whatever its shape and type lead to
+            except FAILURES as error:  # whatever its shape and type lead to
                 what = f"returned an observation that does not fit for the agent {agent!r}"
                 raise self._failed(env, what, error) from error
             if self.cfg.agent_id:
@@ -177,7 +177,7 @@ class AgentsEnv:
             return
         try:
             seen = state_of(self.games[env])
-        except Exception as error:  # the user's own
+        except FAILURES as error:  # the user's own
             raise self._failed(env, "failed in state", error) from error
         size = self.states.shape[1]
         if seen is None or seen.size != size:
@@ -199,7 +199,7 @@ class AgentsEnv:
     def _error(self, env: int, what: str) -> EnvError:
         return EnvError(self.name, self.numbers[env : env + 1], self.env_seeds[env], what)
 
-    def _failed(self, env: int, what: str, error: Exception) -> EnvError:
+    def _failed(self, env: int, what: str, error: BaseException) -> EnvError:
         """What the user's own code raised, or what followed from what it returned, with the name of the environment."""
         if isinstance(error, EnvError):
             return error
@@ -229,7 +229,7 @@ class AgentsEnv:
             with doing(RESET):
                 obs, infos = self.games[env].reset(seed)
             self._begin(env, obs, infos)
-        except Exception as error:  # the user's own
+        except FAILURES as error:  # the user's own
             return self._failed(env, "failed in reset", error)
         return None
 
@@ -254,11 +254,11 @@ class AgentsEnv:
         last: EnvError | None = failed
         while last is not None:
             self.remade.note(env, last)
-            with contextlib.suppress(Exception):  # it is broken
+            with contextlib.suppress(*FAILURES):  # it is broken
                 self.games[env].close()
             try:
                 self.games[env] = make_game(self.cfg, self.render)
-            except Exception as again:
+            except FAILURES as again:
                 what = f"could not be made anew after it {last.what}: {told(again, __file__)}"
                 raise self._error(env, what) from again
             times = self.remade.times[env]
@@ -292,7 +292,7 @@ class AgentsEnv:
             try:
                 outcome = game.step(actions)
                 self._record(env, game, outcome, there, reward, terminated, truncated, is_first, info)
-            except Exception as error:  # the user's own
+            except FAILURES as error:  # the user's own
                 what = f"failed in step {self.taken[env]} on the actions {actions}"
                 self._anew(env, self._failed(env, what, error))
                 for values in (reward, terminated, truncated, valid, decided):

@@ -22,7 +22,7 @@ import numpy as np
 
 from rlrun.core.conditions import REWARDS, OnlyFor
 from rlrun.core.env import Rows, Step
-from rlrun.core.errors import EnvError, UserError, told
+from rlrun.core.errors import FAILURES, EnvError, UserError, told
 from rlrun.core.installing import install_line
 from rlrun.core.ranges import Count, NotNegative, Range, ShareBelowOne
 from rlrun.core.seeding import Seeds
@@ -132,7 +132,7 @@ class AtariEnv:
             action = executed = np.where(forced, self.fire_action, action)
         try:
             obs, reward, terminated, truncated, info = self.env.step(action)
-        except Exception as error:  # ale-py steps all games at once and does not say which one failed
+        except FAILURES as error:  # ale-py steps all games at once and does not say which one failed
             seeds = [self.seed_of(slot) for slot in range(self.count)]
             what = f"failed on the actions {action.tolist()} (seeds {seeds}): {told(error, __file__)}"
             raise EnvError(*numbered(self.cfg.name, self.stream, self.worker, self.count), None, what) from error

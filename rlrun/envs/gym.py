@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from rlrun.core.conditions import REWARDS, OnlyFor, OnlyWith
-from rlrun.core.errors import UserError, closest, told
+from rlrun.core.errors import FAILURES, UserError, closest, told
 from rlrun.core.installing import install_line
 from rlrun.core.plugins import import_named, lacking, load_object
 from rlrun.core.ranges import Count
@@ -216,7 +216,7 @@ def _made(cfg: SingleConfig, make: Callable[[], Any], how: str = "") -> Any:
         return make()
     except UserError:
         raise
-    except Exception as error:  # the user's own constructor may raise anything
+    except FAILURES as error:  # the user's own constructor may raise anything
         if isinstance(error, gymnasium.error.DependencyNotInstalled | ImportError):
             check_present("gym", cfg.name)  # names rlrun's extra; a tuned file's env was not looked at before
         why = told(error, __file__, gymnasium.envs.registration.__file__)
@@ -226,7 +226,7 @@ def _made(cfg: SingleConfig, make: Callable[[], Any], how: str = "") -> Any:
 def _first(env: gymnasium.Env, name: str) -> Any:
     try:
         return env.reset(seed=0)[0]
-    except Exception as error:  # the user's own
+    except FAILURES as error:  # the user's own
         raise UserError(f"env={name} fails in reset: {told(error, __file__)}") from None
 
 
@@ -234,7 +234,7 @@ def _check_drawing(env: gymnasium.Env, name: str) -> None:
     """Raises UserError if an environment cannot draw its first picture."""
     try:
         env.reset(seed=0)
-    except Exception as error:  # of any library that draws
+    except FAILURES as error:  # of any library that draws
         why = f"{type(error).__name__}: {error}"
         if isinstance(error, gymnasium.error.DependencyNotInstalled) and "pygame" in str(error):
             why = f"pygame is not installed: {install_line('video')}"
@@ -250,7 +250,7 @@ def make_one(cfg: SingleConfig, render: bool = False) -> gymnasium.Env:
         wrap = load_object(name, "env.wrappers", gymnasium.Env)
         try:
             wrapped = wrap(env, **options)
-        except Exception as error:  # the user's own constructor may raise anything
+        except FAILURES as error:  # the user's own constructor may raise anything
             raise UserError(f"env.wrappers={name} cannot be made: {told(error, __file__)}") from None
         if not isinstance(wrapped, gymnasium.Env):
             raise UserError(f"env.wrappers={name} makes {type(wrapped).__name__}, which is not a gymnasium.Env")

@@ -13,7 +13,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from rlrun.core.errors import EnvError, told
+from rlrun.core.errors import FAILURES, EnvError, told
 from rlrun.core.pulse import RESET, doing, next_step
 from rlrun.core.restarts import Remade
 from rlrun.envs.infos import numbers_of
@@ -57,7 +57,7 @@ class NamedEnv(gymnasium.Wrapper):
     def reset(self, *, seed=None, options=None):
         try:
             return self._reset(seed, options)
-        except Exception as error:
+        except FAILURES as error:
             return self._anew(self._failed("reset", error), error)
 
     def _reset(self, seed: int | None, options: dict | None = None) -> tuple[Any, dict]:
@@ -91,7 +91,7 @@ class NamedEnv(gymnasium.Wrapper):
                 raise ValueError(f"it returned {what}{self._hint()}")
             self.told = numbers_of(info)
             return observation, number, bool(terminated), bool(truncated), {}
-        except Exception as error:
+        except FAILURES as error:
             failed = self._failed(f"step {self.steps} on action {' '.join(str(action).split())}", error)
             obs, info = self._anew(failed, error)
             return obs, 0.0, False, False, info
@@ -102,7 +102,7 @@ class NamedEnv(gymnasium.Wrapper):
                 self.slot, f"{self.name}, env {self.number}: {wrong}; `rlrun check-env {self.name}` says how to mend it"
             )
 
-    def _anew(self, failed: EnvError, error: Exception) -> tuple[Any, dict]:
+    def _anew(self, failed: EnvError, error: BaseException) -> tuple[Any, dict]:
         """Replaces an environment that has failed, until reset() of a new one returns something, and returns that.
         Raises the last failure where it must not be replaced."""
         while True:
@@ -110,20 +110,20 @@ class NamedEnv(gymnasium.Wrapper):
                 self.remade.note(self.slot, failed)
             except EnvError:
                 raise failed from error
-            with contextlib.suppress(Exception):  # it is broken
+            with contextlib.suppress(*FAILURES):  # it is broken
                 self.env.close()
             try:
                 self.env = self.make()
-            except Exception as again:
+            except FAILURES as again:
                 what = f"could not be made anew after it {failed.what}: {told(again, __file__)}"
                 raise EnvError(self.name, failed.numbers, self.seed, what) from again
             self.steps, seed = 0, self.new(self)
             try:
                 return self._reset(seed)
-            except Exception as again:
+            except FAILURES as again:
                 failed, error = self._failed("reset", again), again
 
-    def _failed(self, doing: str, error: Exception) -> EnvError:
+    def _failed(self, doing: str, error: BaseException) -> EnvError:
         one = range(self.number, self.number + 1)
         frames = traceback.extract_tb(error.__traceback__)
         # What Gymnasium's own code does not understand, as five values that were four, check-env explains.

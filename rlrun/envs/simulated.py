@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from rlrun.core.env import Rows, Step, VectorEnv, map_rows
-from rlrun.core.errors import UserError, told
+from rlrun.core.errors import FAILURES, UserError, told
 from rlrun.core.games import BEHIND, STATE, GameSpec, Moved, Simulator, random_legal, random_returns
 from rlrun.core.specs import Box, Discrete, EnvSpec
 from rlrun.envs import gym
@@ -280,7 +280,7 @@ def check_restores(game: CopiedGame, name: str) -> None:
                 )
     except UserError:
         raise
-    except Exception as error:  # the user's own
+    except FAILURES as error:  # the user's own
         raise UserError(f"env={name}: get_state() and set_state() fail: {told(error, __file__)}") from None
     finally:
         game.forget()

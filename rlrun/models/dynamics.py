@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from rlrun.core.env import Rows, Step
-from rlrun.core.errors import told
+from rlrun.core.errors import FAILURES, told
 from rlrun.core.plugins import load_object
 from rlrun.core.ranges import Count, NotNegative, PositiveShareBelowOne, ShareBelowOne
 from rlrun.core.schedule import Schedule
@@ -129,7 +129,7 @@ def known_reward(spec: EnvSpec) -> Reward:
     try:
         made: Any = load_object(path, "env", object)(**spec.reward_kwargs)
         paid = np.asarray(made.reward(obs, actions.to_env(actions.sample(rng, rows)), after), dtype=np.float32)
-    except Exception as error:  # the user's own code may raise anything
+    except FAILURES as error:  # the user's own code may raise anything
         raise ValueError(f"{method} fails for a batch of {rows} rows: {told(error, __file__)}") from None
     if paid.shape != (rows,):
         raise ValueError(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from rlrun.core.batch import Batch, Field, RowSpec
 from rlrun.core.conditions import SINGLE_IMAGES, OnlyFor, OnlyWith
-from rlrun.core.errors import UserError, told
+from rlrun.core.errors import FAILURES, UserError, told
 from rlrun.core.plugins import is_path, load_object
 from rlrun.core.ranges import Count, NotNegative, PositiveShare
 from rlrun.core.specs import Box, Discrete, MultiBinary, MultiDiscrete, Nested, Space, leaves
@@ -283,7 +283,7 @@ def own_head(space: Space, inputs: int, linear: Linear, name: str) -> OwnHead:
         dist = kind(torch.zeros(2, numbers), space)
         actions = {"sample": dist.sample(torch.Generator().manual_seed(0)), "mode": dist.mode()}
         made = {"log_prob": dist.log_prob(actions["sample"]), "entropy": dist.entropy(), "kl": dist.kl(dist)}
-    except Exception as error:  # the user's own code may raise anything
+    except FAILURES as error:  # the user's own code may raise anything
         raise UserError(f"{option} does not fit the actions {space}: {told(error, __file__)}") from None
     wanted = {path: (2, *part.field.shape) for path, part in leaves(space)}
     for method, action in actions.items():

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rlrun.core.batch import Batch, RowSpec
-from rlrun.core.errors import UserError, closest, told
+from rlrun.core.errors import FAILURES, UserError, closest, told
 from rlrun.core.plugins import is_path, load_object
 from rlrun.core.specs import Box, Discrete, EnvSpec, Nested, Space, leaves
 from rlrun.models.attention import GTrXL
@@ -175,7 +175,7 @@ def own_encoder(spec: EnvSpec, name: str, options: dict[str, Any]) -> nn.Module:
         out = made(zeros(space, 2))
     except UserError:
         raise
-    except Exception as error:  # the user's own code may raise anything
+    except FAILURES as error:  # the user's own code may raise anything
         raise UserError(
             f"model.encoder={name} does not fit {spec.name}, which observes {space}: {told(error, __file__)}"
         ) from None
@@ -332,7 +332,7 @@ class Model:
             out = made(torch.zeros(2, 3, inputs))
         except UserError:
             raise
-        except Exception as error:  # the user's own code may raise anything
+        except FAILURES as error:  # the user's own code may raise anything
             raise UserError(f"model.{option}={name} cannot be used: {told(error, __file__)}") from None
         if not isinstance(made, nn.Module) or not isinstance(out, Tensor) or out.shape != (2, 3, outputs):
             raise UserError(

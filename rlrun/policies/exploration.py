@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlrun.core.batch import Batch, allocate, at, fragment_layout
 from rlrun.core.conditions import EXPERIENCE, SEVERAL_ENVS, OnlyFor, OnlyWith
-from rlrun.core.errors import UserError, closest, told
+from rlrun.core.errors import FAILURES, UserError, closest, told
 from rlrun.core.plugins import is_path, load_object
 from rlrun.core.policy import Act, Mode, Policy
 from rlrun.core.ranges import NotNegative, Positive, PositiveShare, PositiveShareBelowOne, Range, Share
@@ -357,7 +357,7 @@ def load_exploration(name: str, spec: EnvSpec, kwargs: Mapping[str, Any], option
         raise UserError(f"{option}={name} is no subclass of rlrun.Exploration")
     try:
         return kind(spec, **kwargs)
-    except Exception as error:  # the user's own code may raise anything
+    except FAILURES as error:  # the user's own code may raise anything
         raise UserError(f"{option}={name} cannot be made: {told(error, __file__)}") from None
 
 
@@ -381,7 +381,7 @@ def check_exploration(policy: Policy, spec: EnvSpec, record: tuple[str, ...]) ->
         kept, after = _forms(state), _forms(act.state)
     except UserError:
         raise
-    except Exception as error:  # the user's own code may raise anything
+    except FAILURES as error:  # the user's own code may raise anything
         raise UserError(f"{named} fails for {spec.name}: {told(error, __file__)}") from None
     if made != wanted:
         raise UserError(f"{named} chooses {made} for {count} observations of {spec.name}, and not {wanted}")

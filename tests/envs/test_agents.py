@@ -696,6 +696,7 @@ def test_a_trained_run_acts_for_every_agent_and_is_exported(tmp_path):
     "fault, said",
     [
         ("raises", "failed in step 2 on the actions .*told to fail"),
+        ("leaves", "failed in step 2 on the actions .*SystemExit: 3"),
         ("shape", r"does not fit for the agent 'b': ValueError: an observation of the shape \(4,\)"),
         ("reward", r"returned for the agent 'b' in step 2 the reward \[1, 2\], which is no number: return a finite number"),
         ("unknown", "'z', which is not one of its possible_agents"),
@@ -711,6 +712,8 @@ def test_a_game_that_fails_is_made_anew(fault, said):
     def fail(actions):
         if fault == "raises":
             raise RuntimeError("told to fail")
+        if fault == "leaves":
+            raise SystemExit(3)
         outcome = type(env.games[0]).step(env.games[0], actions)
         if fault == "shape":
             outcome.obs["b"] = np.zeros(4, np.float32)

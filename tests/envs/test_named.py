@@ -69,6 +69,8 @@ class Returns(gymnasium.Env):
     def step(self, action):
         self.now += 1
         reward, terminated = Returns.once.pop() if self.now == 2 and Returns.once else (1.0, False)
+        if isinstance(reward, str) and reward == "leave":
+            raise SystemExit(3)
         return np.zeros(2, np.float32), reward, terminated, False, {}
 
 
@@ -90,6 +92,7 @@ def second_step(monkeypatch, reward, terminated):
     (None, False, "the reward None, which is no number"),
     ("1", False, "the reward '1', which is no number"),
     (1.0, np.array([True, False]), "The truth value of an array"),
+    ("leave", False, "SystemExit: 3"),
 ])  # fmt: skip
 def test_what_no_row_can_hold_is_an_environment_that_failed(monkeypatch, reward, terminated, said):
     step = second_step(monkeypatch, reward, terminated)
