@@ -4,11 +4,14 @@ by the sides of images that the networks need.
 A yaml file of conf/ may have a table `by_observation` with the values of the file's options that are `auto`. Its groups
 are `vectors` and `images`, and others that hold only what differs there: `mixed` is for observations of several parts
 with an image among them, `mlp` for models that read images as plain numbers, `own` for an encoder of the user's own.
+
+Where a user gives one of the sizes of an on-policy batch, those that are `auto` follow, so that they divide each other.
 """
 
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -43,8 +46,13 @@ def settled(values: dict[str, Any], kind: Kind | None = None) -> tuple[dict[str,
     if not open_ and not told:
         return made, ""
     kind = kind or observations(made["env"])
-    for path, node, table, name in sorted(open_, key=lambda option: option[3] == VALUE_LR):  # which needs share_value
+    open_.sort(key=lambda option: option[3] == VALUE_LR)  # which needs share_value
+    for _, node, table, name in open_:
         node[name] = _value(table, name, kind, str(node.get("encoder", "")))
+    for path, node, table in tables:
+        free = {name for one, _, _, name in open_ if one == path}
+        _fit(node, free, {name: _value(table, name, kind, "") for name in _SIZES if name in table["vectors"]})
+    for path, node, _, name in open_:
         if name == VALUE_LR and (made["model"].get("share_value") or node.get("use_critic") is False):
             node[name] = None
         if name == FILTER and node[name] != "none" and not algorithm_class(made["algo"]).filters_pixels:
@@ -82,6 +90,30 @@ def _value(table: dict[str, dict[str, Any]], name: str, kind: Kind, encoder: str
     """The value of an option. encoder: that of a model, empty for other options."""
     names = ["own" if is_path(encoder) else encoder, kind, "vectors" if kind == "vectors" else "images"]
     return next(table[group][name] for group in names if name in table.get(group, {}))
+
+
+_SIZES = ("batch_size", "fragment_length", "minibatch_size")
+
+
+def _fit(node: dict[str, Any], free: set[str], usual: dict[str, int]) -> None:
+    """Lets those sizes of an on-policy batch that were not given follow from those that were.
+
+    A batch is a whole number of fragments and of minibatches. free: options whose value is a default. usual: the
+    defaults of those sizes that are `auto`."""
+    given = {name: node[name] for name in _SIZES if name in node and name not in free}
+    if not usual or not free & set(usual) or not all(type(size) is int and size > 0 for size in given.values()):
+        return  # nothing follows, or what is given will be refused
+    if "batch_size" in free:
+        unit = math.lcm(*given.values())
+        node["batch_size"] = unit * max(1, round(usual["batch_size"] / unit))
+    batch = node["batch_size"]
+    if "fragment_length" in free and batch % node["fragment_length"] != 0:
+        envs = usual["batch_size"] // usual["fragment_length"]
+        node["fragment_length"] = batch // next(count for count in range(envs, 0, -1) if batch % count == 0)
+    if "minibatch_size" in free:
+        most = usual["minibatch_size"]
+        fitting = next(rows for rows in range(most, 0, -1) if batch % rows == 0)
+        node["minibatch_size"] = fitting if 2 * fitting > most else most  # a much smaller one would learn otherwise
 
 
 def _names(table: dict[str, dict[str, Any]]) -> list[str]:

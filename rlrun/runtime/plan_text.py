@@ -48,11 +48,8 @@ def _batch(plan: Plan) -> str:
     needs = plan.needs
     if needs.population is not None:
         return f"an update learns from the returns of at least {needs.population.pairs} pairs of perturbations"
-    each = (
-        f", {plan.columns_per_learner} columns for each of {plan.learners_in_lockstep} learners"
-        if plan.learners_in_lockstep > 1
-        else ""
-    )
+    columns, learners = plan.columns_per_learner, plan.learners_in_lockstep
+    each = f", {columns} column{'s' * (columns > 1)} for each of {learners} learners" if learners > 1 else ""
     rounds = ""
     if needs.tasks is not None:
         rounds = f", in {needs.tasks.rounds} rounds of {needs.tasks.count} tasks"

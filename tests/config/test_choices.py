@@ -241,6 +241,27 @@ def test_policy_gradients_normalise_the_pixels_of_images(words, expected):
     assert ("observation_filter" in told) == (expected == "mean_std" and "model.observation_filter=mean_std" not in words)
 
 
+@pytest.mark.parametrize("given, expected", [
+    ({}, (1536, 768, 64)),
+    ({"batch_size": 4000}, (4000, 2000, 50)),  # RLlib's default
+    ({"batch_size": 15360}, (15360, 768, 64)),  # the default fragments fit
+    ({"batch_size": 1009}, (1009, 1009, 64)),  # a prime, which will be refused
+    ({"fragment_length": 2048}, (2048, 2048, 64)),  # as in Stable-Baselines3 with one environment
+    ({"fragment_length": 500}, (1500, 500, 60)),
+    ({"minibatch_size": 100}, (1500, 750, 100)),
+    ({"minibatch_size": 128, "fragment_length": 96}, (1536, 96, 128)),
+    ({"batch_size": 2048, "fragment_length": 256, "minibatch_size": 100}, (2048, 256, 100)),  # all given: refused
+    ({"batch_size": 0}, (0, 768, 64)),
+])  # fmt: skip
+def test_sizes_of_a_batch_that_are_not_given_follow_from_those_that_are(given, expected):
+    made, told = settled(compose("algo=ppo", "env=CartPole-v1", *(f"algo.{name}={rows}" for name, rows in given.items())))
+    names = ("batch_size", "fragment_length", "minibatch_size")
+    assert tuple(made["algo"][name] for name in names) == expected
+    assert all((f"algo.{name}=" in told) == (name not in given) for name in names)
+    if expected[0] % expected[2] == 0 and expected[0] > 0:
+        type_config(made)
+
+
 @pytest.mark.parametrize("words, rate", [
     (["algo=impala", "env=CartPole-v1"], 4e-3),
     (["algo=appo", "env=CartPole-v1", "model=lstm"], 4e-3),
