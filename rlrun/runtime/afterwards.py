@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
 from rlrun.config.run import Typed
 from rlrun.core.installing import typed_as
+from rlrun.core.passwords import masked_values
 from rlrun.envs.recorded import RecordedConfig
 from rlrun.runtime.advice import ended_rates
 from rlrun.runtime.rundir import checkpoints_of
@@ -19,9 +21,10 @@ def last_words(config: Typed, path: Path, ending: str, odd: bool = False) -> str
     with the environment."""
     steps = [f"  {what:<19} {command}" for what, command in next_steps(config, path, ending)]
     if odd:
-        asked = [f" env.{name}=..." for name in ("kwargs", "wrappers") if getattr(config.env, name, ())]
-        command = f"{typed_as()} check-env {shlex.quote(config.env.name)}{''.join(asked)}"
-        steps.insert(0, f"  {'mend its env first':<19} {command}")
+        own = {name: value for name in ("kwargs", "wrappers") if (value := getattr(config.env, name, ()))}
+        asked = [f"env.{name}={json.dumps(masked_values(value), default=list)}" for name, value in own.items()]
+        command = shlex.join(["check-env", config.env.name, *asked])
+        steps.insert(0, f"  {'mend its env first':<19} {typed_as()} {command}")
     return "\n".join([*steps, str(path)])
 
 

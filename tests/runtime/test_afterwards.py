@@ -53,8 +53,12 @@ def test_an_env_of_ones_own_that_ends_the_run_is_to_be_checked(tmp_path, capsys,
     (tmp_path / "my_old.py").write_text(OLD)
     monkeypatch.syspath_prepend(tmp_path)
     small = [f"resources.inference={inference}", "resources.restarts=0", "logger=[]", f"run_dir={tmp_path / 'run'}"]
-    assert _dispatch(["train", "algo=pg", "env=my_old:Old", *small, *(["resources.num_samplers=1"] * (inference == "local"))]) == 1
-    assert f"mend its env first  {typed_as()} check-env my_old:Old" in capsys.readouterr().out
+    assert _dispatch(["train", "algo=pg", "env=my_old:Old", '+env.kwargs={render_mode: null}', *small, *(["resources.num_samplers=1"] * (inference == "local"))]) == 1
+    line = next(line for line in capsys.readouterr().out.splitlines() if "mend its env first" in line)
+    command = line.split(f"{typed_as()} ")[1]
+    assert command == """check-env my_old:Old 'env.kwargs={"render_mode": null}'"""
+    assert _dispatch([*shlex.split(command), "seconds=1"]) == 2
+    assert "ERROR" in capsys.readouterr().out
 
 
 OLD = """
