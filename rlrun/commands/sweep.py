@@ -18,8 +18,9 @@ to go on. Ctrl-C lets running jobs save a checkpoint.
 
 --search draws values from lists and intervals instead; int(interval(1,8)) draws whole numbers. Its methods are random,
 tpe (Optuna) and pbt. pbt trains a population of --trials runs: after every --every env steps the worst runs copy the
-weights of the best and go on with perturbed values. --prune ends a run that does worse than half of the others did
-after as many env steps.
+weights of the best and go on with perturbed values. --timeout counts for each of these parts of a run. --prune ends a
+run whose best mean return so far is below the median that the runs that were trained to their end had after as many env
+steps.
 
 --cluster slurm hands the jobs to SLURM's queue, --jobs at a time. It needs submitit and a file system that all machines
 share. --cluster local tries the same on this machine. --cluster ray runs each job on a machine of a Ray cluster, which
@@ -30,6 +31,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -37,7 +39,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlrun.cli import flags_given, take_flags
-from rlrun.commands.sweep_check import JobCheck, check_fractions
+from rlrun.commands.sweep_check import JobCheck, check_fractions, check_goal
 from rlrun.core.errors import UserError, closest
 
 if TYPE_CHECKING:
@@ -175,6 +177,7 @@ def search(words: list[str], space: Any, own: list[str], flags: dict[str, Any]) 
     check_free(flags, taken)
     check = JobCheck(plans=jobs_run_here(flags), compares=True)
     config = check([*own, *space.fixed, *first], "at the lowest values")
+    check_goal(config)
     check_fractions(config, space.intervals)
     if kind == "pbt":
         from rlrun.commands.sweep_check import check_changes
@@ -289,15 +292,17 @@ def resume(folder: Path, flags: dict[str, Any]) -> int:
 class RecordedSupply:
     """A supply that writes each job to sweep.json and puts it under the sweep's MLflow run."""
 
-    def __init__(self, supply: Any, parent: Any, folder: Path, trusted: bool):
-        """trusted: whether jobs may run modules that no installed package contains."""
-        self.supply, self.parent, self.folder, self.trusted = supply, parent, folder, trusted
+    def __init__(self, supply: Any, parent: Any, folder: Path, trusted: bool, view: Any):
+        """trusted: whether jobs may run modules that no installed package contains. view: is told how many draws are
+        left out."""
+        self.supply, self.parent, self.folder, self.trusted, self.view = supply, parent, folder, trusted, view
         self.look, self.done = supply.look, supply.done
 
     def next(self) -> Any:
         from rlrun.experiments.record import add
 
         job = self.supply.next()
+        self.view.left_out = getattr(self.supply, "refused", 0)
         if job is None:
             return None
         add(self.folder, job)
@@ -374,7 +379,7 @@ def work(folder: Path, flags: dict[str, Any]) -> int:
     """Runs the jobs that are left. Returns 0 when all are done, 1 when one failed, 130 or 143 after a signal. The
     caller holds the directory."""
     from rlrun.experiments.jobs import Pool
-    from rlrun.experiments.outcomes import DONE, checkpoints, known
+    from rlrun.experiments.outcomes import DONE, known
     from rlrun.experiments.record import Parent, read
     from rlrun.experiments.view import view
 
@@ -383,9 +388,7 @@ def work(folder: Path, flags: dict[str, Any]) -> int:
         before = [known(job) for job in record.jobs]
         todo = [outcome.job for outcome in before if outcome.status not in DONE]
         if flags["--dry-run"]:
-            for job in todo:
-                print(f"{job.name}: {'goes on' if checkpoints(job.run_dir) else 'begins'}")
-            print(f"{len(todo)} of {len(before)} jobs to do")
+            show_what_is_left(record, folder, before)
             return 0
         starter, where = end.enter_context(started(flags, folder, record.cwd))
         count = len(before) if record.search is None else record.search["trials"]
@@ -396,9 +399,12 @@ def work(folder: Path, flags: dict[str, Any]) -> int:
         if record.search is not None:
             for outcome in before:
                 outcome.status = supply.status(outcome.job.name) or outcome.status
-        pool = Pool(where, view(count), flags["--timeout"], before, starter)
+        # Draws that were refused in an earlier session have no job.
+        refused = 0 if record.search is None or record.search["kind"] == "pbt" else supply.drawn - len(before)
+        table = view(count - refused)
+        pool = Pool(where, table, flags["--timeout"], before, starter)
         try:
-            outcomes = pool.run(RecordedSupply(supply, parent, folder, flags["--trust"]))
+            outcomes = pool.run(RecordedSupply(supply, parent, folder, flags["--trust"], table))
         finally:
             parent.close(pool.outcomes, pool.interrupted)
         flags["--dir"] = str(folder)  # for who has called begin() without one
@@ -417,6 +423,30 @@ def work(folder: Path, flags: dict[str, Any]) -> int:
     if left:
         print(f"{resume_words(folder)} goes on with {len(left)} of {len(outcomes)} jobs", flush=True)
     return 1 if unfinished else 0
+
+
+def show_what_is_left(record: Any, folder: Path, before: Sequence[Any]) -> None:
+    """Prints what --resume would do, and changes nothing."""
+    from rlrun.experiments.outcomes import DONE, checkpoints
+
+    said = record.search
+    if said is not None and said["kind"] == "pbt":
+        from rlrun.experiments.population import generation_of
+
+        whole = math.ceil(said["env_steps"] / said["every"])
+        print(f"{generation_of(folder)} of {whole} generations of {said['trials']} members are done")
+        return
+    todo, more = [one.job for one in before if one.status not in DONE], 0
+    if said is not None:
+        from rlrun.experiments.search import left_of
+
+        over, more = left_of(folder, said["trials"])
+        todo = [job for job in todo if int(job.name.split("-", 1)[0]) not in over]
+    for job in todo:
+        print(f"{job.name}: {'goes on' if checkpoints(job.run_dir) else 'begins'}")
+    if more:
+        print(f"{more} more will be drawn")
+    print(f"{len(todo) + more} of {len(before) + more} jobs to do")
 
 
 def told(outcome: Any) -> dict[str, Any]:

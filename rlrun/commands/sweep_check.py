@@ -74,6 +74,15 @@ def check_returns(config: dict[str, Any]) -> None:
     )
 
 
+def check_goal(config: dict[str, Any]) -> None:
+    """UserError where the runs of a search end as soon as they have a certain return."""
+    if (goal := config["stop"]["return_mean"]) is not None:
+        raise UserError(
+            f"--search compares the returns at the ends of runs, and stop.return_mean={goal:g} ends every good run at"
+            " that return: add stop.return_mean=null"
+        )
+
+
 def checked(words: Sequence[str], name: str, planned: set[str] | None = None) -> dict[str, Any]:
     """The plain config of a job. UserError with the job's name where it would not start.
 

@@ -36,7 +36,8 @@ from rlrun.experiments.grid import Interval, Space
 from rlrun.experiments.outcomes import DONE, Outcome, TrainingJob, checkpoints, summary_of
 from rlrun.experiments.record import job_in
 
-# The share of the population that is replaced, and the share that is copied (section 3: truncation selection).
+# The share of the population that is replaced, and the share that is copied, as in Ray Tune. It is 0.2 in the paper
+# (truncation selection).
 TRUNCATED = 0.25
 FACTORS = (0.8, 1.2)  # a perturbed number is multiplied by one of these
 WHOLE = re.compile(r"\$\\?\{env_steps\\?\}")  # how options name the env steps of a run; Hydra's words may escape braces
@@ -333,6 +334,17 @@ class PopulationTraining:
             # A failed member is tried again if its run has a checkpoint.
             one.dead = one.dead and not checkpoints(self.folder / one.name)
         self._take_over()
+
+
+def generation_of(folder: Path) -> int:
+    """The number of generations that all living members of the population in a sweep's directory have finished."""
+    if not (folder / "population.json").exists():
+        return 0
+    try:
+        members = [Member(**one) for one in json.loads((folder / "population.json").read_text())["members"]]
+        return min(one.generation for one in members if not one.dead or checkpoints(folder / one.name))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{folder / 'population.json'} is damaged: {error}") from None
 
 
 def fits(space: Space, config: dict[str, Any], count: int, every: float) -> None:

@@ -27,6 +27,7 @@ METHODS = ("random", "tpe")
 STARTUP_TRIALS = 5  # runs to finish before another can be pruned, and before TPE stops drawing at random
 SEEDS = 2**32  # Optuna's samplers take no larger seeds
 RUNGS = 20  # number of points, evenly spaced over env_steps, at which runs are compared
+FAILED = "failed"  # attribute of a trial whose run failed or was refused
 
 
 def optuna() -> Any:
@@ -54,6 +55,27 @@ def journal(path: Path) -> Any:
         return storages.JournalStorage(storages.journal.JournalFileBackend(str(path)))
     except (ValueError, KeyError) as error:
         raise UserError(f"{path} is damaged: {error}") from None
+
+
+def _ended(frozen: Any) -> str | None:
+    """PRUNED or FAILED for a trial that must not run again; None for others."""
+    if frozen.state.name not in ("PRUNED", "FAIL"):  # FAIL was written by earlier versions
+        return None
+    return "PRUNED" if frozen.state.name == "PRUNED" and FAILED not in frozen.user_attrs else "FAILED"
+
+
+def over_of(study: Any) -> dict[int, str]:
+    """The trials of a study that must not run again, by number, with PRUNED or FAILED."""
+    return {one.number: status for one in study.get_trials(deepcopy=False) if (status := _ended(one)) is not None}
+
+
+def left_of(folder: Path, count: int) -> tuple[dict[int, str], int]:
+    """What over_of() says about the search in a sweep's directory, and how many of its `count` trials are to be drawn
+    yet."""
+    if not (folder / "study.jsonl").exists():
+        return {}, count
+    study = optuna().load_study(study_name="sweep", storage=journal(folder / "study.jsonl"))
+    return over_of(study), count - len(study.get_trials(deepcopy=False))
 
 
 @dataclass
@@ -131,11 +153,10 @@ class Trials:
         self.again: list[tuple[Any, TrainingJob]] = []  # jobs of an earlier session that the study has no result for
         # Counted here, because asking the study for its trials takes the longer the more it has.
         self.drawn = begun
+        self.refused = 0  # draws of this session whose runs would not have started
         # Trials of earlier sessions that must not run again, by number, and their statuses.
-        self.over: dict[int, str] = {}
+        self.over = over_of(self.study)
         for frozen in self.study.trials:
-            if frozen.state in (found.trial.TrialState.PRUNED, found.trial.TrialState.FAIL):
-                self.over[frozen.number] = "PRUNED" if frozen.state == found.trial.TrialState.PRUNED else "FAILED"
             if frozen.state == found.trial.TrialState.RUNNING:
                 self.seen[frozen.number] = _Seen(rung=max(frozen.intermediate_values, default=0))
                 trial = found.trial.Trial(self.study, frozen._trial_id)
@@ -171,8 +192,15 @@ class Trials:
             varied.append(Variation(key, self._text(key, value)))
         return varied
 
+    def _failed(self, trial: Any) -> None:
+        """Tells the study that a trial is worse than any that has a return.
+
+        Its state is PRUNED, because TPE learns nothing from trials of the state FAIL, and would go on drawing values
+        with which runs fail."""
+        trial.set_user_attr(FAILED, True)
+        self.study.tell(trial, state=optuna().trial.TrialState.PRUNED)
+
     def next(self) -> TrainingJob | None:
-        found = optuna()
         if self.again:
             trial, job = self.again.pop(0)
             self.trials[job.name] = trial
@@ -185,7 +213,8 @@ class Trials:
                 self.check(job.words, job.name)
             except UserError as error:  # the values do not fit together, and the study learns to avoid them
                 tell(f"left out: {error}")
-                self.study.tell(trial, state=found.trial.TrialState.FAIL)
+                self._failed(trial)
+                self.refused += 1
                 continue
             self.trials[job.name] = trial
             return job
@@ -219,7 +248,6 @@ class Trials:
                 yield rung, low + share * (high - low)
 
     def done(self, outcome: Outcome) -> None:
-        state = optuna().trial.TrialState
         trial = self.trials[outcome.job.name]
         if outcome.status in DONE and outcome.return_mean is not None:
             if self.prune:
@@ -227,9 +255,9 @@ class Trials:
                     trial.report(mean, rung)
             self.study.tell(trial, outcome.return_mean)
         elif outcome.status == "PRUNED":
-            self.study.tell(trial, state=state.PRUNED)
+            self.study.tell(trial, state=optuna().trial.TrialState.PRUNED)
         elif outcome.status != "INTERRUPTED" and not outcome.lost:  # those go on in the next session
-            self.study.tell(trial, state=state.FAIL)
+            self._failed(trial)
 
     def status(self, name: str) -> str | None:
         """PRUNED or FAILED for a job of an earlier session that must not run again; None for others."""

@@ -59,13 +59,18 @@ def text_table(rows: Sequence[Sequence[str]], headings: Sequence[str] = HEADINGS
     return "\n".join("  ".join(row).rstrip() for row in aligned)
 
 
-def counts(outcomes: Sequence[Outcome], waiting: int) -> str:
-    """How many jobs have each status, such as "3 completed, 1 running, 2 waiting"."""
+def counts(outcomes: Sequence[Outcome], total: int, left_out: int) -> str:
+    """How many jobs have each status, such as "3 completed, 1 running, 2 waiting, 1 left out".
+
+    total: jobs that there are or will be, with those of a search that were left out because they would not start."""
+    waiting = total - left_out - len(outcomes)
     seen: dict[str, int] = {}
     for outcome in outcomes:
         seen[outcome.status.lower()] = seen.get(outcome.status.lower(), 0) + 1
     if waiting > 0:
         seen["waiting"] = seen.get("waiting", 0) + waiting
+    if left_out > 0:
+        seen["left out"] = left_out
     return ", ".join(f"{number} {status}" for status, number in seen.items())
 
 
@@ -73,7 +78,7 @@ class JobLines:
     """Prints a line when a job begins or ends and every AGAIN_SEC seconds while it runs, and a table at the end."""
 
     def __init__(self, total: int):
-        self.total = total
+        self.total, self.left_out = total, 0
         self.said: dict[str, tuple[str, float]] = {}  # by job: the status that was printed last, and when
 
     def show(self, outcomes: Sequence[Outcome]) -> None:
@@ -91,9 +96,8 @@ class JobLines:
 
     def close(self, outcomes: Sequence[Outcome]) -> None:
         self.show(outcomes)
-        tell(
-            f"\n{text_table([cells(outcome) for outcome in outcomes])}\n{counts(outcomes, self.total - len(outcomes))}"
-        )
+        table = text_table([cells(outcome) for outcome in outcomes])
+        tell(f"\n{table}\n{counts(outcomes, self.total, self.left_out)}")
 
 
 class JobTable:
@@ -102,7 +106,7 @@ class JobTable:
     def __init__(self, total: int):
         from rlrun.loggers.live import RedrawnView
 
-        self.total = total
+        self.total, self.left_out = total, 0
         self.outcomes: Sequence[Outcome] = ()
         self.said = ""
         self.live = RedrawnView(self._made, transient=True)
@@ -113,7 +117,7 @@ class JobTable:
         from rich.text import Text
 
         outcomes = self.outcomes
-        title = counts(outcomes, self.total - len(outcomes))
+        title = counts(outcomes, self.total, self.left_out)
         table = RichTable(title=f"{title}; {self.said}" if self.said else title, title_justify="left")
         for heading, justify in zip(HEADINGS, ("left", "left", "right", "right", "right", "left"), strict=True):
             table.add_column(heading, justify=justify)  # type: ignore[arg-type]
@@ -134,7 +138,8 @@ class JobTable:
 
     def close(self, outcomes: Sequence[Outcome]) -> None:
         self.live.stop()
-        tell(f"{text_table([cells(outcome) for outcome in outcomes])}\n{counts(outcomes, self.total - len(outcomes))}")
+        table = text_table([cells(outcome) for outcome in outcomes])
+        tell(f"{table}\n{counts(outcomes, self.total, self.left_out)}")
 
 
 def view(total: int) -> View:

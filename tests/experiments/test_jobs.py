@@ -537,7 +537,7 @@ def test_lines_say_every_change_once(tmp_path, capsys):
         and "it broke" in said
         and "1 completed, 1 failed, 1 waiting" in said
     )
-    assert counts([], 2) == "2 waiting"
+    assert counts([], 3, 1) == "2 waiting, 1 left out"
     assert text_table([["1", "22"], ["b", "3"]], ["x", "n"]) == "x   n\n1  22\nb   3"
 
 

@@ -10,7 +10,7 @@ pytest.importorskip("optuna")
 from rlrun.core.errors import UserError
 from rlrun.experiments.grid import parse
 from rlrun.experiments.outcomes import Outcome
-from rlrun.experiments.search import Trials
+from rlrun.experiments.search import Trials, left_of
 
 WORDS = [
     "algo=pg,a2c",
@@ -83,6 +83,19 @@ def test_tpe_learns_where_returns_are_high(tmp_path):
         finish(supply, job, -distance)
     assert sum(near[30:]) > 12
     assert "best of 60" in supply.best()
+
+
+def test_tpe_learns_where_runs_fail(tmp_path):
+    """Returns grow with lr until 1e-2, where runs diverge: a quarter of the interval."""
+    supply = trials(tmp_path, "tpe", 40)
+    bad = []
+    while (job := supply.next()) is not None:
+        lr = float(values_of(job)["algo.lr"])
+        bad.append(lr > 1e-2)
+        finish(supply, job, None if lr > 1e-2 else math.log10(lr), "FAILED" if lr > 1e-2 else "COMPLETED")
+    assert sum(bad[20:]) <= 10
+    again = trials(tmp_path, "tpe", 40)
+    assert again.over == {number: "FAILED" for number, failed in enumerate(bad) if failed}
 
 
 def log(job, *rows):
@@ -236,6 +249,6 @@ def test_failed_runs_and_values_that_do_not_fit_are_told(tmp_path, capsys):
     while (job := supply.next()) is not None:
         ran.append(values_of(job)["algo"])
         finish(supply, job, None, "FAILED")
-    assert (
-        set(ran) == {"a2c"} and 0 < len(ran) < 12 and "no pg today" in capsys.readouterr().out and supply.best() is None
-    )
+    assert set(ran) == {"a2c"} and 0 < len(ran) < 12 and "no pg today" in capsys.readouterr().out
+    assert supply.best() is None and supply.refused == 12 - len(ran)
+    assert left_of(tmp_path, 14) == ({number: "FAILED" for number in range(12)}, 2)
