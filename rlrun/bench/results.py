@@ -24,7 +24,8 @@ CURVE_POINTS = 200
 ENDLESS = 10**12  # env steps for a run that a time limit ends
 SCORE = "last100: mean return of the last 100 training games, full games, unclipped"
 SECONDS = (
-    "seconds of wall time until the mean return of the last 100 training games reached {target:g}, start-up included"
+    "seconds of wall time until the mean return of the last 100 training games reached {target:g}, counted from"
+    " before the samplers start"
 )
 
 

@@ -85,18 +85,19 @@ def return_at(run, steps: int) -> float | None:
 
 
 def outcomes(one, other) -> list[list[str]]:
-    from rlrun.experiments.runs import best_return, last_games, metrics
+    from rlrun.experiments.runs import best_return, few_games, last_games, metrics
     from rlrun.loggers.console import duration
 
     both = (one, other)
-    rows = [["status", *(str(run.summary.get("status", "?")) for run in both)]]
+    rows = [["status", *(run.status for run in both)]]
     last = [run.rows[-1] if run.rows else {} for run in both]
     rows.append(["env steps", *(f"{row.get('env_steps', 0):,}" for row in last)])
     rows.append(["wall time", *(duration(row.get("time_sec", 0.0)) for row in last)])
     speeds = [row["env_steps"] / row["time_sec"] if row.get("time_sec") else None for row in last]
     rows.append(["env steps/s", *(short(speed) for speed in speeds)])
-    best = [best_return(run) for run in both]
-    rows.append([f"best return, {last_games(both)}", *(short(value) for value in best)])
+    best = [(best_return(run), few_games(run)) for run in both]
+    texts = [short(value) + (f" (of {games} games)" if games else "") for value, games in best]
+    rows.append([f"best return, {last_games(both)}", *texts])
     shared = min(row.get("env_steps", 0) for row in last)
     at = [return_at(run, shared) for run in both]
     rows.append([f"return at {shared:,} env steps", *(short(value) for value in at)])

@@ -111,12 +111,12 @@ def of_run(run) -> str:
                 ("env steps", f"{steps:,}"),
                 ("wall time", duration(seconds)),
                 ("env steps per second", shown(round(steps / seconds)) if seconds else ""),
-                ("status", run.summary.get("status", "unknown").lower()),
+                ("status", run.status.lower()),
             ]
         )
     ]
-    if run.summary.get("reason"):
-        body.append(f'<p class="soft">Ended: {page.escape(str(run.summary["reason"]).splitlines()[-1])}</p>')
+    if why := run.ended[1].strip().splitlines():
+        body.append(f'<p class="soft">Ended: {page.escape(why[-1])}</p>')
     if run.series(RETURN)[0]:
         body += [
             "<h2>Return</h2>",
@@ -252,11 +252,10 @@ def of_many(runs, places: list[Path]) -> str:
 def in_short(runs, best, settings: int, never: int) -> list[tuple[str, object]]:
     """Counts of runs, settings and failures, and the best setting where all runs have the same environment: returns of
     different environments cannot be compared."""
-    failed = sum(run.summary.get("status") == "FAILED" for run in runs)
+    failed = sum(run.status == "FAILED" for run in runs)
     cards: list[tuple[str, object]] = [("runs", len(runs)), ("settings", settings)]
     if len({run.options["env.name"] for run in runs}) == 1:
-        mean = shown(_mean([returns(run)[0] for run in best[1]]))
-        cards += [("best setting", best[0]), ("its mean return", mean)]
+        cards += [("best setting", best[0]), ("its mean return", shown(_mean(last_returns(best[1]))))]
     return [*cards, ("failed", failed + never)]
 
 
@@ -283,19 +282,20 @@ def curves_of(runs) -> list[str]:
 
 
 def settings_table(together) -> list[str]:
-    """A row for each setting: the statistics of its seeds."""
+    """A row for each setting: the statistics of those of its seeds that came to their end."""
     import numpy as np
 
     from rlrun.bench import page
     from rlrun.bench.publish import number
     from rlrun.bench.stats import iqm
+    from rlrun.experiments.runs import whole
     from rlrun.loggers.console import duration
 
     rows = []
     for label, members in together:
-        scores = [float(score) for score in (returns(run)[0] for run in members) if score is not None]
-        steps = [run.rows[-1]["env_steps"] for run in members if run.rows]
-        seconds = [run.rows[-1]["time_sec"] for run in members if run.rows and "time_sec" in run.rows[-1]]
+        scores = last_returns(members)
+        steps = [run.rows[-1]["env_steps"] for run in whole(members) if run.rows]
+        seconds = [run.rows[-1]["time_sec"] for run in whole(members) if run.rows and "time_sec" in run.rows[-1]]
         rows.append(
             [
                 label,
@@ -321,38 +321,52 @@ def runs_table(runs) -> list[str]:
     keys = telling(runs)[:6]
     rows = []
     for run in runs:
-        reason = str(run.summary.get("reason", "")).strip().splitlines()
+        status, reason = run.ended[0].lower(), run.ended[1].strip().splitlines()
         options = [exact(run.options[key]) if key in run.options else "" for key in keys]
-        status, ended = run.summary.get("status", "unknown").lower(), reason[-1][:120] if reason else ""
+        ended = reason[-1][:120] if reason else ""
         rows.append([run.path.name, *options, run.seed, status, shown(returns(run)[0]), ended])
     names = ("run", *keys, "seed", "status", "return", "how it ended")
     return ["<h2>Runs</h2>", page.table(names, rows, left=(0, *range(1, len(keys) + 1), len(keys) + 5))]
 
 
 def without_run(places: list[Path], seen: set[Path]) -> list[list[str]]:
-    """Name, status and the reason's last line for each job that failed before it had a run directory.
+    """Name, status and the reason's last line for each job that ended before it had a run directory.
 
     seen: the directories of the runs that are shown. Jobs of two sweeps may have one name."""
-    from rlrun.experiments.runs import failures
+    from rlrun.experiments.runs import outcomes
 
     return [
-        [name, "failed", (reason.strip().splitlines() or [""])[-1][:160]]
+        [name, status.lower(), (reason.strip().splitlines() or [""])[-1][:160]]
         for place in places
-        for name, reason in failures(place)
+        for name, status, reason in outcomes(place)
         if (place / name).resolve() not in seen
     ]
 
 
 def counted(members) -> str:
-    """The number of seeds, such as "3", or "4 runs of 3" where seeds repeat."""
-    seeds = len({run.seed for run in members})
-    return str(seeds) if seeds == len(members) else f"{len(members)} runs of {seeds}"
+    """The number of seeds, such as "3", or "4 runs of 3" where seeds repeat, and how many runs do not count."""
+    from rlrun.experiments.runs import DONE, whole
+
+    counts = whole(members)
+    seeds = len({run.seed for run in counts})
+    said = str(seeds) if seeds == len(counts) else f"{len(counts)} runs of {seeds}"
+    if len(counts) < len(members):
+        left = len(members) - len(counts)
+        return f"{said}; {left} unfinished run{'s do' if left > 1 else ' does'} not count"
+    return said if members[0].status in DONE else f"{said}, unfinished"
 
 
 def standing(group) -> float:
     """The mean of a setting's last returns, or minus infinity where no game has ended, so that it sorts last."""
-    mean = _mean([returns(run)[0] for run in group[1]])
+    mean = _mean(last_returns(group[1]))
     return float("-inf") if mean is None else mean
+
+
+def last_returns(members) -> list[float]:
+    """The last mean returns of those of a setting's runs that came to their end, or of all if none has."""
+    from rlrun.experiments.runs import whole
+
+    return [float(score) for score in (returns(run)[0] for run in whole(members)) if score is not None]
 
 
 def _mean(values) -> float | None:

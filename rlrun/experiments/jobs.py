@@ -333,7 +333,7 @@ class Pool:
             one.looked = now
             row = last_row(outcome.job.run_dir)
             if row is not None and row != outcome.row:
-                outcome.row = row
+                outcome.row, outcome.evaluated = row, row.get("eval/return_mean", outcome.evaluated)
                 one.pruned = one.pruned or supply.look(outcome)
         if self.timeout_sec is not None:
             one.begun = now if one.begun is None and one.process.begun else one.begun

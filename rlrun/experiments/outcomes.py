@@ -38,6 +38,7 @@ class Outcome:
     status: str = "WAITING"
     reason: str = ""
     row: dict[str, Any] = field(default_factory=dict)  # the last row of progress.jsonl
+    evaluated: float | None = None  # the mean return of the last evaluation that a row told of
     summary: dict[str, Any] = field(default_factory=dict)
     lost: bool = False  # whether it failed through no fault of its own, as when its machine or its queue did
 
@@ -45,7 +46,7 @@ class Outcome:
     def return_mean(self) -> float | None:
         """The mean return of training or, where nothing is played, as with runner=offline, of the last evaluation."""
         played = self.summary.get("return_mean", self.row.get("sample/return_mean"))
-        return self.summary.get("eval_return_mean") if played is None else played
+        return self.summary.get("eval_return_mean", self.evaluated) if played is None else played
 
     @property
     def env_steps(self) -> int:

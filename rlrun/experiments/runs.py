@@ -13,6 +13,7 @@ from rlrun.config.signature import in_place
 from rlrun.config.types import load_yaml
 from rlrun.core.errors import UserError, closest
 from rlrun.core.saved_files import check_run_config
+from rlrun.experiments.outcomes import DONE
 from rlrun.loggers.jsonl import read as read_rows
 from rlrun.loggers.mlflow import flatten
 from rlrun.runtime.rundir import RunDir
@@ -62,6 +63,20 @@ class SavedRun:
         """The config as dotted keys and values."""
         return dict(flatten(self.config))
 
+    @cached_property
+    def ended(self) -> tuple[str, str]:
+        """Its status and why it ended. A sweep knows more than a run that it ended, which was interrupted for itself.
+        UserError where the sweep's files are damaged."""
+        said = str(self.summary.get("status", "unknown")), str(self.summary.get("reason") or "")
+        if said[0] in (*DONE, "RUNNING") or not (self.path.parent / "sweep.json").is_file():
+            return said
+        told = {name: (status, why) for name, status, why in outcomes(self.path.parent)}
+        return told.get(self.path.name, said)
+
+    @property
+    def status(self) -> str:
+        return self.ended[0]
+
     @property
     def seed(self) -> int:
         return self.config["seed"]
@@ -83,9 +98,21 @@ class SavedRun:
         return [x for x, _ in points], [y for _, y in points]
 
 
+def whole(members: Sequence[SavedRun]) -> list[SavedRun]:
+    """Those of a setting's runs that came to their end, or all of them if none has: a return after a tenth of the env
+    steps says nothing about the end."""
+    return [run for run in members if run.status in DONE] or list(members)
+
+
+def few_games(run: SavedRun) -> int | None:
+    """How many games a run has played in training, if they are fewer than episode_window; otherwise None."""
+    games = max((row.get("sample/episodes") or 0 for row in run.rows), default=0)
+    return games if 0 < games < run.options.get("episode_window", 100) else None
+
+
 def best_return(run: SavedRun) -> float | None:
-    """The best mean return of a run. Rows from before episode_window games had ended are left out, unless the run never
-    had so many games."""
+    """The best mean return of a run. Rows from before episode_window games had ended are left out. If the run never had
+    so many games, it is the mean of all its games."""
     metric = return_metric([run])
     values = run.series(metric)[1]
     if metric == RETURN:
@@ -95,7 +122,7 @@ def best_return(run: SavedRun) -> float | None:
             for row in run.rows
             if isinstance(row.get(RETURN), int | float) and (row.get("sample/episodes") or 0) >= window
         ]
-        values = full or values
+        values = full or (values[-1:] if few_games(run) else values)
     return max(values, default=None)
 
 
@@ -142,8 +169,9 @@ def sweep_of(folder: Path) -> SavedSweep:
     return made
 
 
-def failures(folder: Path) -> list[tuple[str, str]]:
-    """Name and reason of the jobs of a sweep that failed. UserError where rlrun cannot have written outcomes.json."""
+def outcomes(folder: Path) -> list[tuple[str, str, str]]:
+    """Name, status and reason of the jobs that a sweep ended as PRUNED or FAILED. UserError where rlrun cannot have
+    written outcomes.json."""
     file = folder / "outcomes.json"
     if not file.is_file():
         return []
@@ -152,7 +180,8 @@ def failures(folder: Path) -> list[tuple[str, str]]:
         isinstance(one, dict) and isinstance(one.get("name"), str) for one in said
     ):
         raise UserError(f"{file} is damaged: it does not say what the sweep's jobs are called")
-    return [(one["name"], str(one.get("reason", ""))) for one in said if one.get("status") == "FAILED"]
+    ended = [one for one in said if one.get("status") in ("FAILED", "PRUNED")]
+    return [(one["name"], one["status"], str(one.get("reason") or "")) for one in ended]
 
 
 def read_json(path: Path) -> Any:

@@ -305,6 +305,28 @@ def test_a_job_that_never_became_a_run_is_in_the_report(tmp_path):
     )
 
 
+def test_a_report_counts_whole_runs_and_knows_what_the_sweep_ended(tmp_path):
+    """Runs of lr 0.1 were ended by --prune and --timeout, for themselves an interruption; one seed of lr 0.2 failed."""
+    for name, *words, returns, status in [
+        ("a", "algo.lr=0.1", (400.0,), "INTERRUPTED"), ("b", "algo.lr=0.1", "seed=2", (300.0,), "INTERRUPTED"),
+        ("c", "algo.lr=0.2", (20.0,), "FAILED"), ("d", "algo.lr=0.2", "seed=2", (410.0,), "COMPLETED"),
+        ("e", "algo.lr=0.3", (405.0,), "COMPLETED"), ("f", "algo.lr=0.3", "seed=2", (405.0,), "INTERRUPTED"),
+    ]:  # fmt: skip
+        saved(tmp_path / name, *BASE, *words, returns=returns, status=status, reason="SIGTERM received")
+    jobs = [{"name": name} for name in "abcdef"]
+    (tmp_path / "sweep.json").write_text(json.dumps({"command": "rlrun sweep ...", "jobs": jobs}))
+    ended = {"a": ("PRUNED", "others did better"), "b": ("FAILED", "took too long"), "c": ("FAILED", "diverged"),
+             "d": ("COMPLETED", ""), "e": ("COMPLETED", ""), "f": ("FAILED", "took too long")}  # fmt: skip
+    saved_ones = [{"name": name, "status": status, "reason": why} for name, (status, why) in ended.items()]
+    (tmp_path / "outcomes.json").write_text(json.dumps(saved_ones))
+    (tmp_path / "f" / "summary.json").write_text((tmp_path / "e" / "summary.json").read_text())  # somebody went on with it
+    assert _dispatch(["report", str(tmp_path)]) == 0
+    text = (tmp_path / "report.html").read_text()
+    assert "<b>lr=0.2</b>" in text and "<span>its mean return</span><b>410</b>" in text
+    assert "<td>1; 1 unfinished run does not count</td>" in text and "<td>2, unfinished</td>" in text
+    assert "others did better" in text and "<td>pruned</td>" in text and "<span>failed</span><b>2</b>" in text
+
+
 @pytest.mark.parametrize(
     ("file", "text"),
     [
