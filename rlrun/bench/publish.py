@@ -94,8 +94,8 @@ def spread(one: Measured) -> str:
 def hardware(one: Measured) -> str:
     """The machines that made a cell's results, such as "2 x AMD EPYC, NVIDIA H100"."""
     seen = []
-    for result in one.results:
-        machine = result["hardware"]
+    machines = [s["hardware"] for result in one.results for s in result.get("sessions", [result])]
+    for machine in machines:
         text = ", ".join([f"{machine['cores']} x {machine['cpu']}", *machine["gpus"]])
         if text not in seen:
             seen.append(text)
@@ -187,6 +187,9 @@ def command(one: Measured, result: Mapping[str, Any]) -> str:
     said = [part.strip() for part in result["command"].split("  # ")]
     if result.get("git_commit"):
         said.append(f"at commit {commit(result['git_commit'])}")
+    later = [one["git_commit"] for one in result.get("sessions", ()) if one["git_commit"] != result.get("git_commit")]
+    if commits := [commit(name) for name in dict.fromkeys(later) if name]:
+        said.append(f"resumed at commit {', '.join(commits)}")
     if result.get("settings_commit"):  # that of a run with local changes, which were committed later
         said.append(f"its settings are those of commit {commit(result['settings_commit'])}")
     if other:

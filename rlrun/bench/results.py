@@ -193,6 +193,7 @@ def from_run(key: Key, wanted: Wanted, run_dir: Path, part: Sequence[CurveRow] |
         "git_commit": summary["git_commit"],
         "command": summary["command"],
         "options": recipe_of(run_dir),
+        **({"sessions": summary["sessions"]} if "sessions" in summary else {}),
         "started": summary["started"],
         "resources": summary["resources"],
         "curve_columns": ["env_steps", "wall_sec", "return_mean"],

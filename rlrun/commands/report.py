@@ -389,17 +389,17 @@ def facts(runs) -> list[str]:
 
     rows: dict[tuple[str, str], None] = {}
     for run in runs:
-        machine = run.summary.get("hardware")
-        if machine:
+        sessions = run.summary.get("sessions") or [run.summary]
+        for machine in (one["hardware"] for one in sessions if one.get("hardware")):
             gpus = machine.get("gpus")
             named = [f"{machine.get('cores')} x {machine.get('cpu')}", *(gpus if isinstance(gpus, list) else ())]
             rows["machine", ", ".join(map(str, named))] = None
-        if run.summary.get("versions"):
-            rows["versions", ", ".join(f"{name} {version}" for name, version in run.summary["versions"].items())] = None
-        if run.summary.get("git_commit"):
-            rows["git commit", run.summary["git_commit"]] = None
+        for versions in (one["versions"] for one in sessions if one.get("versions")):
+            rows["versions", ", ".join(f"{name} {version}" for name, version in versions.items())] = None
+        for commit in (one["git_commit"] for one in sessions if one.get("git_commit")):
+            rows["git commit", str(commit)] = None
         for line in run.summary.get("resources", []) if len(runs) == 1 else []:
-            rows["resources", line] = None
+            rows["resources", str(line)] = None
     commands = list(dict.fromkeys(typed(run.summary["command"]) for run in runs if run.summary.get("command")))
     made = ["<h2>Made with</h2>", page.table(("", ""), list(rows), left=(0, 1))] if rows else []
     return [*made, page.code("\n".join(commands))] if commands else made

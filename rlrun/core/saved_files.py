@@ -24,6 +24,7 @@ SUMMARY: dict[str, Any] = {
     "hardware": dict,
     "resources": list,
     "resumed_by": list,
+    "sessions": list,
     **dict.fromkeys(("env_steps", "updates", "wall_sec", "return_mean", "episodes", "seed"), NUMBER),
     **dict.fromkeys(("eval_return_mean", "best_return_mean"), NUMBER),
 }
@@ -41,7 +42,13 @@ def read_summary(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(found, dict):
         return {}
-    return {key: value for key, value in found.items() if isinstance(value, SUMMARY.get(key, object))}
+    kept = {key: value for key, value in found.items() if isinstance(value, SUMMARY.get(key, object))}
+    parts = [
+        one.get(name) for one in kept.get("sessions", ()) if isinstance(one, dict) for name in ("versions", "hardware")
+    ]
+    if len(parts) != 2 * len(kept.get("sessions", ())) or not all(isinstance(part, dict) for part in parts):
+        del kept["sessions"]
+    return kept
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

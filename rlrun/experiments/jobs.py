@@ -324,7 +324,10 @@ class Pool:
             if (one.asked is not None and (saved or outcome.lost or code < 0)) or (code == LOST and saved):
                 outcome.status = "INTERRUPTED"
             if one.pruned and outcome.status == "INTERRUPTED":
-                outcome.status, outcome.reason = "PRUNED", "most runs that ended had done better after as many env steps"
+                outcome.status, outcome.reason = (
+                    "PRUNED",
+                    "most runs that ended had done better after as many env steps",
+                )
             if one.too_long and outcome.status not in DONE:
                 outcome.status, outcome.reason = "FAILED", f"took longer than --timeout {self.timeout_sec:g} s"
             supply.done(outcome)

@@ -10,7 +10,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -283,8 +283,8 @@ class _Session:
             tell(f"rlrun: {job.reason}", sys.stderr)
 
     def _facts(self) -> dict[str, Any]:
-        """Writes where the run comes from into summary.json, and returns it. A resumed run keeps the facts of its first
-        session."""
+        """Writes where the run comes from into summary.json, and returns it. A resumed run keeps the command and the
+        commit of its first session. What its sessions were made with is listed where that is not always the same."""
         config, command = self.config, self.watch.command or command_line()
         facts = {
             "seed": config.run.seed,
@@ -299,6 +299,9 @@ class _Session:
         }
         before = self.directory.known if self.restored else {}
         if before.get("command"):
+            sessions, now = before.get("sessions") or [made_with(before)], made_with(facts)
+            if sessions != [now]:
+                facts["sessions"] = sessions if sessions[-1] == now else [*sessions, now]
             if resumed := [*before.get("resumed_by", []), *([] if self.again.times else [command])]:
                 facts["resumed_by"] = resumed
             facts |= {name: before[name] for name in ("command", "started", "git_commit") if name in before}
@@ -359,6 +362,11 @@ def _introduce(plan: Plan, values: dict[str, Any], resume_at: int | None) -> Non
             f"note: the schedule of {' and '.join(ended)} has ended with 0, so this learning rate changes no weight;"
             " rlrun train --from-run RUN init=RUN starts a new run with these weights and runs the schedule again"
         )
+
+
+def made_with(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What the numbers of a session may depend on: rlrun's commit, versions of packages and the machine."""
+    return {name: facts.get(name) for name in ("git_commit", "versions", "hardware")}
 
 
 def _summary(directory: RunDir, **values: Any) -> dict[str, Any]:

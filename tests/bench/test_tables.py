@@ -9,7 +9,7 @@ import yaml
 
 from rlrun.bench import results
 from rlrun.bench.longer import cut
-from rlrun.bench.publish import BEST, INTRODUCTION, commands, headings, markdown, publish, rows, spread
+from rlrun.bench.publish import BEST, INTRODUCTION, commands, hardware, headings, markdown, publish, rows, spread
 from rlrun.bench.reproduce import CellJob, Cells
 from rlrun.bench.results import (
     CurveRow,
@@ -377,14 +377,19 @@ def test_a_result_says_what_has_changed_since_it_was_made(tmp_path, capsys):
     assert _dispatch([*words, "--dry-run"]) == 0
     assert "another value" not in capsys.readouterr().out
     options = values["options"] | {"algo.batch_size": 500, "algo.gone": 1}
-    write(tmp_path, key, values | {"options": options, "git_commit": "0123456789abcdef+", "settings_commit": "f" * 40})
+    began = {"git_commit": "0123456789abcdef+", "hardware": {"cpu": "a CPU", "cores": 2, "gpus": []}}
+    went_on = {"git_commit": "e" * 40, "hardware": {"cpu": "another", "cores": 8, "gpus": []}}
+    facts = {"git_commit": began["git_commit"], "settings_commit": "f" * 40, "sessions": [began, went_on]}
+    write(tmp_path, key, values | {"options": options} | facts)
     assert _dispatch([*words, "--dry-run"]) == 0
     assert "seed1.json: algo.batch_size had another value when this result was made" in capsys.readouterr().out
-    (said,) = commands([measured(tmp_path, one)])
+    found = measured(tmp_path, one)
+    (said,) = commands([found])
     assert said.endswith(
-        "  # at commit 0123456789 + local changes; its settings are those of commit ffffffffff; algo.batch_size has"
-        " another value today"
+        "  # at commit 0123456789 + local changes; resumed at commit eeeeeeeeee; its settings are those of commit"
+        " ffffffffff; algo.batch_size has another value today"
     )
+    assert hardware(found) == "2 x a CPU; 8 x another"
     with pytest.raises(UserError, match=r"--only-render draws all tables and runs nothing, so that seeds=1, --dry-run"):
         _dispatch(["benchmark", "reproduce-tables", "--only-render", "seeds=1", "--dry-run"])
 

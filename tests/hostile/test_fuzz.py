@@ -80,7 +80,7 @@ def in_place(path: Path, content: bytes, call, folder: Path) -> None:
 
 
 SUMMARY = under("status reason env_steps updates wall_sec return_mean episodes eval_return_mean best_return_mean seed algo"
-                " env versions git_commit hardware command started resources resumed_by")  # fmt: skip
+                " env versions git_commit hardware command started resources resumed_by sessions")  # fmt: skip
 ROW = under("env_steps time_sec updates sample/return_mean sample/episodes learn/loss eval/return_mean")
 
 
@@ -90,7 +90,7 @@ def test_summaries(run_dirs, tmp_path, content):
     one, two = map(str, run_dirs)
     path = run_dirs[0] / "summary.json"
     in_place(path, text(content), lambda: compare.main([one, two]), tmp_path)
-    in_place(path, text(content), lambda: report.main([one, f"to={tmp_path / 'made.html'}"]), tmp_path)
+    in_place(path, text(content), lambda: report.main([one, "--out", str(tmp_path / "made.html")]), tmp_path)
     path = tmp_path / "summary.json"
     path.write_bytes(text(content))
     assert isinstance(read_summary(path), dict)
@@ -103,7 +103,7 @@ def test_progress(run_dirs, tmp_path, rows):
     one, two = map(str, run_dirs)
     path = run_dirs[0] / "progress.jsonl"
     in_place(path, content, lambda: compare.main([one, two]), tmp_path)
-    in_place(path, content, lambda: report.main([one, f"to={tmp_path / 'made.html'}"]), tmp_path)
+    in_place(path, content, lambda: report.main([one, "--out", str(tmp_path / "made.html")]), tmp_path)
     in_place(path, content, lambda: read_rows(path), tmp_path)
 
 
@@ -117,7 +117,7 @@ def test_configs(run_dirs, tmp_path, content):
     held = content.format(tmp_path / "hacked").encode() if isinstance(content, str) else text(content)
     path = run_dirs[0]
     in_place(path / "config.yaml", held, lambda: _dispatch(["resume", str(path)]), tmp_path)
-    in_place(path / "config.yaml", held, lambda: report.main([str(path), f"to={tmp_path / 'made.html'}"]), tmp_path)
+    in_place(path / "config.yaml", held, lambda: report.main([str(path), "--out", str(tmp_path / "made.html")]), tmp_path)
 
 
 @FEW

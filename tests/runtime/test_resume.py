@@ -33,12 +33,14 @@ def rows(path):
 
 
 @pytest.mark.parametrize("form", ["steps", "name", "folder"])
-def test_it_goes_back_to_a_checkpoint(run, tmp_path, form, capsys):
+def test_it_goes_back_to_a_checkpoint(run, tmp_path, form, capsys, monkeypatch):
     path = tmp_path / "run"
     shutil.copytree(run, path)
     first, *later = names(path)
     given = {"steps": int(first), "name": first, "folder": path / "checkpoints" / first}[form]
     before = rows(path)
+    begun = json.loads((path / "summary.json").read_text())
+    monkeypatch.setattr("rlrun.runtime.session.git_commit", lambda: "f" * 40)
     assert _dispatch(["resume", str(path), f"checkpoint={given}", "env_steps=400"]) == 0
     said = capsys.readouterr().out
     assert f"from the checkpoint at {int(first):,} env steps" in said
@@ -47,6 +49,9 @@ def test_it_goes_back_to_a_checkpoint(run, tmp_path, form, capsys):
     assert rows(path / "left_behind" / "1") == before
     assert rows(path) == sorted(rows(path)) and rows(path)[-1] >= 400
     assert rlrun.load(path).clock.env_steps >= 400
+    summary = json.loads((path / "summary.json").read_text())
+    assert summary["git_commit"] == begun["git_commit"] and "sessions" not in begun
+    assert [one["git_commit"] for one in summary["sessions"]] == [begun["git_commit"], "f" * 40]
 
 
 def test_what_is_no_checkpoint_of_the_run_gets_a_sentence(run, tmp_path):
