@@ -379,12 +379,19 @@ def as_in_training(report: Any, cfg: Any) -> None:
             env = Factory(cfg=cfg, spec=spec, seeds=Seeds(0), stream="env", learning=True)(0, 2)
             rng = np.random.default_rng(0)
             rows = env.reset(0)
+            odd: dict[str, None] = {}
             for step in range(50):
                 action = random_actions(spec, rows, env.count, rng)
                 if step % 2:  # a policy's numbers often lie at the bounds, where random ones never are
                     action = map_rows(action, lambda part: np.sign(part) if part.dtype.kind == "f" else part)
-                rows = env.step(action).obs
+                made = env.step(action)
+                rows = made.obs
+                if getattr(env, "native", False):  # its class, which the checks above have seen, is another one
+                    odd |= dict.fromkeys(one.sentence for one in made.failed.values())
             env.close()
+            for sentence in odd:
+                what = f"{sentence.split('; `rlrun')[0]} (its vector_entry_point makes the environments that train)"
+                report.error("as-in-training", what, "let it show what its space says")
         except (UserError, EnvError) as error:
             report.error("as-in-training", str(error), "see the message; rlrun explain env= shows what rlrun read")
             raise Stop from None

@@ -145,7 +145,7 @@ def mask_of(obs: Any, info: Any = None) -> np.ndarray | None:
 
 def check_mask(report: Findings, mask: np.ndarray, action: gymnasium.Space, over: bool, where: str) -> bool:
     """Reports what is wrong with a mask of legal actions. Returns whether one can be chosen by it."""
-    mend = "return an array of 0 and 1 (or bools), one for each action, as info or as obs['action_mask']"
+    mend = "let it be an array of 0 and 1 (or bools), one for each action"
     if mask.dtype.kind not in "biuf" or not np.isin(mask, (0, 1)).all():
         report.error("action-mask", f"the action_mask is {shown(mask)}, and it may hold 0 and 1 alone", mend, where)
         return False

@@ -9,14 +9,16 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector.utils import iterate
 
 from rlrun.core.env import Rows, Step, map_rows
-from rlrun.core.errors import EnvError, told
+from rlrun.core.errors import FAILURES, EnvError, told
 from rlrun.core.restarts import Remade
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import EnvSpec, any_legal
 from rlrun.envs.gym import GymConfig, SingleConfig, by_vector, make_one, make_vector
 from rlrun.envs.gym_spaces import MASK, to_rows, typed_actions
+from rlrun.envs.misfits import Looker
 from rlrun.envs.named import NamedEnv, global_generators
 from rlrun.envs.names import numbered
 
@@ -65,6 +67,7 @@ class GymEnv:
         self.native = not render and by_vector(cfg, spec)
         if isinstance(cfg, GymConfig) and self.native:
             self.env = make_vector(cfg, count)
+            self.look = Looker(self.env.single_observation_space)
         else:
 
             def one(index: int):
@@ -96,6 +99,7 @@ class GymEnv:
         self.env_seeds = [self.seeds.integer(self.stream, self.worker, slot, generation) for slot in range(self.count)]
         obs, _ = self._call("reset", lambda: self.env.reset(seed=self.env_seeds[0] if self.native else self.env_seeds))
         self.ended = np.zeros(self.count, dtype=bool)
+        self._look(obs)
         self.remade.keep()
         return self._checked(to_rows(self.spec, obs), self.ended)
 
@@ -104,6 +108,7 @@ class GymEnv:
         if self.new_tasks and self.ended.any():
             self._renew_tasks(np.flatnonzero(self.ended))
         obs, reward, terminated, truncated, info = self._call("step", lambda: self.env.step(taken))
+        self._look(obs)
         began, failed = self.ended, self.remade.take(self.ended)
         if failed:  # their rows are dead, as those of an environment that is reset
             began = began.copy()
@@ -130,6 +135,15 @@ class GymEnv:
             numbers(info) if self.native else gathered([one.told for one in self.env.envs]),
             failed=self.remade.told(failed),
         )
+
+    def _look(self, obs: Any) -> None:
+        """Looks at what an environment's own vectorised implementation shows of the first one; NamedEnv looks at
+        others."""
+        if not self.native or not self.look.left:
+            return
+        if (wrong := self.look(next(iter(iterate(self.env.observation_space, obs))))) is not None:
+            said = f"{self.name}, env {self.numbers[0]}: {wrong}; `rlrun check-env {self.name}` says how to mend it"
+            self.remade.odd(0, said)
 
     def sample_tasks(self, count: int, seed: int) -> list[Any]:
         return self._drawn(self.env if self.native else self.env.envs[0], count, seed)
@@ -188,7 +202,7 @@ class GymEnv:
             return call()
         except EnvError:
             raise
-        except Exception as error:  # for example, observations outside their space cannot be stacked
+        except FAILURES as error:  # for example, observations outside their space cannot be stacked
             what = (
                 f"failed in {doing} (does what it returns fit {self.spec.observation}? rlrun check-env {self.name}"
                 f" looks for such mistakes): {told(error, __file__)}"

@@ -31,7 +31,8 @@ class ObservationFilter(RunningMoments):
     def merge(self, other: Moments) -> None:
         super().merge(other)
         self.shift.copy_(self.mean)
-        self.scale.copy_((self.variance + TINY).rsqrt())
+        # Fragments may hold dead rows alone. Until there is a live one, the scale stays what it was.
+        self.scale.copy_(torch.where(self.count > 0, (self.variance + TINY).rsqrt(), self.scale))
 
     def forward(self, x: Tensor) -> Tensor:
         """Filters x [..., *shape] of any dtype; the result is float32."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -135,11 +136,10 @@ def refuse_too_large(layout: Layout, cfg: ReplayConfig, available: int, device: 
     """
     if cfg.directory is not None:
         folder = Path(cfg.directory)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            free = shutil.disk_usage(folder).free
-        except OSError as error:
-            raise UserError(f"replay.directory={folder} cannot be made: {error.strerror}") from None
+        there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+            raise UserError(f"replay.directory={folder}: nothing can be written to {there}")
+        free = shutil.disk_usage(there).free
         if count * layout.bytes > free:
             raise UserError(
                 f"replay.directory={folder}: the replay takes {count * layout.bytes / 1e9:.1f} GB, and {free / 1e9:.1f}"

@@ -63,7 +63,7 @@ def in_files(folder: Path) -> Allocate:
             return torch.from_file(str(path), shared=True, size=math.prod(shape), dtype=dtype).view(shape)
         except OSError as error:
             raise UserError(
-                f"replay.directory={folder}: no room for {size / 1e9:.2f} GB of replay: {error.strerror}"
+                f"replay.directory={folder}: {size / 1e9:.2f} GB of replay cannot be put there: {error.strerror}"
             ) from None
         finally:
             if path.exists():

@@ -122,10 +122,13 @@ class ReplayPlan:
             if self.cfg.device == "learner"
             else "main memory"
         )
+        if self.cfg.directory is not None:
+            where = f"files in {self.cfg.directory}" + (f", of {where}" if self.shards is not None else "")
         each = " for each learner" if self.learners > 1 else ""
         if self.groups:
             each = f" for {len(self.groups)} policies"
-        size = f"{self.layout.capacity:,} rows ({self.layout.bytes / 1e6:,.1f} MB){each}"
+        most = "at most " if self.cfg.compress else ""
+        size = f"{self.layout.capacity:,} rows ({most}{self.layout.bytes / 1e6:,.1f} MB){each}"
         return f"{self.cfg.name}, {size} in {where}"
 
     def placed(self, device: torch.device, gpu_free: Callable[[int], int]) -> ReplayPlan:

@@ -472,12 +472,18 @@ def test_illegal_actions_are_never_chosen(typed, kind):
     (["algo=dqn", "env=CartPole-v1", "algo.n_step=[3,2]"], "n_step"),
     (["algo=dqn", "env=CartPole-v1", "algo.n_step=[1,2,3]"], "n_step"),
     (["algo=dqn", "env=CartPole-v1", "replay.compress=true", "replay.directory=/tmp/x"], "compress is for replay in memory"),
+    (["algo=dqn", "env=CartPole-v1", "replay.directory=/dev/null/x"], "replay.directory=/dev/null/x: nothing can be written to /dev/null"),
     (["algo=dqn", "env=CartPole-v1", "algo.exploration.epsilon=1.5"], "must be between 0 and 1"),
     (["algo=dqn", "env=CartPole-v1", "seed=18446744073709551616"], r"seed must be at least 0 and below 2\^63"),
 ])  # fmt: skip
 def test_what_cannot_work_gets_a_sentence(typed, words, said):
     with pytest.raises(UserError, match=said):
         checked(typed(*words))
+
+
+def test_a_plan_of_a_replay_in_files_makes_none(typed, tmp_path):
+    made = checked(typed("algo=dqn", "env=CartPole-v1", f"replay.directory={tmp_path / 'a' / 'b'}"))
+    assert f"in files in {tmp_path / 'a' / 'b'}" in str(made.replay) and not (tmp_path / "a").exists()
 
 
 @pytest.mark.parametrize("words", [

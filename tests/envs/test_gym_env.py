@@ -221,6 +221,18 @@ def test_a_vectorised_environment_begins_anew_in_a_step_of_its_own(registered, m
     env.close()
 
 
+def test_what_a_vectorised_environment_shows_outside_its_space_is_noted(registered):
+    def step(self, action):
+        obs, *others = Many.step(self, action)
+        return obs + 99, *others
+
+    _, env = made(registered(NEXT, step=step))
+    env.reset(0)
+    notes = [note for _ in range(5) for note in env.step(np.zeros(2, np.int64)).failed.values()]
+    assert len(notes) == 1 and "holds 99.0 at [0]" in notes[0].sentence and not notes[0].made_anew
+    env.close()
+
+
 @pytest.mark.parametrize("metadata, words, said", [
     ({}, (), "does not say how it resets.*metadata.'autoreset_mode'. = AutoresetMode.NEXT_STEP"),
     ({"autoreset_mode": AutoresetMode.SAME_STEP}, (), "resets by AutoresetMode.SAME_STEP"),

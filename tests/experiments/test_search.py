@@ -251,4 +251,4 @@ def test_failed_runs_and_values_that_do_not_fit_are_told(tmp_path, capsys):
         finish(supply, job, None, "FAILED")
     assert set(ran) == {"a2c"} and 0 < len(ran) < 12 and "no pg today" in capsys.readouterr().out
     assert supply.best() is None and supply.refused == 12 - len(ran)
-    assert left_of(tmp_path, 14) == ({number: "FAILED" for number in range(12)}, 2)
+    assert left_of(tmp_path, 14) == (dict.fromkeys(range(12), "FAILED"), 2)

@@ -63,6 +63,13 @@ def test_moments_of_live_rows_on_a_gpu_are_those_of_a_cpu(images):
     torch.testing.assert_close(made.m2, wanted.m2, rtol=1e-9, atol=0)
 
 
+def test_a_filter_of_pixels_keeps_its_scale_until_a_row_is_live():
+    made, x = ObservationFilter((4,), 10.0, 1 / 255), torch.full((3, 4), 200, dtype=torch.uint8)
+    for dead in (moments_of(x[:0]), masked_moments_of(x, torch.zeros(3, dtype=torch.bool))):
+        made.merge(dead)
+        torch.testing.assert_close(made(x), torch.full((3, 4), 200 / 255))
+
+
 def test_a_filter_makes_unit_deviation_bounds_it_and_is_the_identity_at_first():
     x = torch.tensor([[0.0, 5.0], [2.0, 5.0], [4.0, 5.0]])
     made = ObservationFilter((2,), clip=1.0)
