@@ -89,7 +89,7 @@ def translated(files: list[str], env: str | None) -> tuple[list[tuple[Imported, 
 
     env: an environment to use instead of the files' own. Raises UserError for a file that is none of RLlib's."""
     from rlrun.rllib.translate import translate
-    from rlrun.rllib.yaml_files import read
+    from rlrun.rllib.yaml_files import for_old_stack, read
 
     made: list[tuple[Imported, str]] = []
     refused: dict[str, str] = {}
@@ -110,7 +110,9 @@ def translated(files: list[str], env: str | None) -> tuple[list[tuple[Imported, 
             try:
                 if (problem := nothing_to_do(experiment)) is not None:
                     raise UserError(f"{Path(file).name}, {name}: {problem}")
-                made += [(one, Path(file).name) for one in translate(name, experiment, Path(file).name)]
+                made += [
+                    (one, Path(file).name) for one in translate(name, experiment, Path(file).name, for_old_stack(text))
+                ]
             except UserError as error:  # other experiments in the file may still be translated
                 refused[name] = str(error)
     return made, refused

@@ -89,8 +89,9 @@ OPTIMIZERS = {
 }
 
 
-def translate(name: str, experiment: dict[str, Any], source: str) -> list[Imported]:
-    """Returns one tuned file for each environment of an experiment.
+def translate(name: str, experiment: dict[str, Any], source: str, old_stack: bool = False) -> list[Imported]:
+    """Returns one tuned file for each environment of an experiment. old_stack: whether its file says that it is for
+    RLlib's old API stack.
 
     Raises UserError if rlrun does not have the algorithm or the environment, or if the experiment names none.
     """
@@ -111,7 +112,7 @@ def translate(name: str, experiment: dict[str, Any], source: str) -> list[Import
     names = [name if len(envs) == 1 else f"{name}-{slug(one)}" for one in envs]
     try:
         return [
-            experiment_on(named, run, str(one), config, numbers(experiment), source).made
+            experiment_on(named, run, str(one), config, numbers(experiment), source, old_stack).made
             for named, one in zip(names, envs, strict=True)
         ]
     except (TypeError, ValueError, AttributeError, KeyError, ArithmeticError) as error:
@@ -121,7 +122,7 @@ def translate(name: str, experiment: dict[str, Any], source: str) -> list[Import
 
 
 def experiment_on(
-    name: str, run: str, env: str, config: dict[str, Any], experiment: dict[str, Any], source: str
+    name: str, run: str, env: str, config: dict[str, Any], experiment: dict[str, Any], source: str, old_stack: bool
 ) -> Experiment:
     """Translates an experiment on one environment. Raises UserError if rlrun does not have it, or for policies that
     RLlib would not accept."""
@@ -131,7 +132,7 @@ def experiment_on(
     several = isinstance(config.get(GROUP), dict) or "policies" in config
     try:
         place = environment(env, inside or {}, several)
-        return _accepted(Original(name, run, env, config, experiment, source, place))
+        return _accepted(Original(name, run, env, config, experiment, source, place, old_stack))
     except UserError as error:
         raise UserError(f"{source}, {name}: {error}") from None
 

@@ -41,14 +41,16 @@ from rlrun.rllib.yaml_files import (
 OFF = "null: nothing is asked for"
 # Options that only the new API stack has; an experiment with one of them has that stack's defaults
 NEW = (
-    "num_env_runners",
-    "num_envs_per_env_runner",
     "num_learners",
     "train_batch_size_per_learner",
     "circular_buffer_num_batches",
     "circular_buffer_iterations_per_batch",
     "target_worker_clipping",
 )
+# Options that the new API stack refuses or leaves out
+OLD_STACK = ("lr_schedule", "entropy_coeff_schedule", "exploration_config", "optimization")
+# Names that releases have had since 2.10, which have both stacks. Most have the new one by default.
+RECENT = ("num_env_runners", "num_envs_per_env_runner")
 # Options that only releases before 1.0 have; an experiment with one of them has their defaults
 OLD = (
     "sample_batch_size",
@@ -99,6 +101,7 @@ class Original(NamedTuple):
     experiment: dict[str, Any]  # what stands beside `config`
     source: str
     place: Environment  # the environment
+    old_stack: bool  # whether the file says that it is for the old API stack
 
 
 class Translation:
@@ -118,7 +121,7 @@ class Translation:
     def __init__(self, original: Original, team: Team | None, refused: dict[str, str]):
         """team: who has which policy; None: there is one agent. refused: options of the file that are to have RLlib's
         defaults, and why."""
-        name, run, _, config, experiment, source, env = original
+        name, run, _, config, experiment, source, env, old_stack = original
         self.run, self.source, self.env, self.team = DEFAULTS_OF.get(run, run), source, env, team
         (self.stop, self.stop_grids), (self.passes, self.pass_grids) = (
             without_grids(experiment.get(part) or {}) for part in ("stop", "pass_criteria")
@@ -129,7 +132,7 @@ class Translation:
         # values of the file that were converted to other units before they are translated, and to what
         self.converted: dict[str, tuple[Any, str]] = {}
         self.given, self.grids = without_grids(self._of_the_only_policy(config))
-        self.era = self._era()
+        self.era = self._era(old_stack)
         said = flattened(defaults(self.run, self.era))
         self.defaults = {key: value for key, value in said.items() if value is not None}
         groups = {key.split(".")[0] for key in self.given}
@@ -203,18 +206,22 @@ class Translation:
         """Whether null is what RLlib does anyway: the option has no default, and null switches nothing off."""
         return key not in self.defaults and takes(key) is not None and "null" not in (takes(key) or ())
 
-    def _era(self) -> Era:
+    def _era(self, old_stack: bool) -> Era:
         if any(key in self.given for key in OLD):
             return "old"
-        if any(self.given.get(key) is False for key in STACK):
+        if old_stack or any(self.given.get(key) is False for key in STACK):
             return "middle"
         if self.run == "CQL":  # RLlib's is on the old stack unless a file says otherwise
             asked = any(self.given.get(key) for key in STACK) or "train_batch_size_per_learner" in self.given
             return "new" if asked else "middle"
         new = any(key in self.given for key in NEW) or any(self.given.get(key) for key in STACK)
         new = new or (self.run == "APPO" and "target_network_update_freq" in self.given)
-        new = new or "EpisodeReplayBuffer" in str(self.given.get("replay_buffer_config.type"))
-        return "new" if new else "middle"
+        replay = str(self.given.get("replay_buffer_config.type") or "")
+        if new or "EpisodeReplayBuffer" in replay:
+            return "new"
+        if replay or any(key.split(".")[0] in OLD_STACK for key, value in self.given.items() if value is not None):
+            return "middle"
+        return "new" if any(key in self.given for key in RECENT) else "middle"
 
     def _runner(self) -> str | None:
         """Returns the runner of an algorithm that learns from data, if it is to play: cql may do so beside data."""

@@ -168,6 +168,11 @@ def read(text: str, source: str) -> dict[str, dict[str, Any]]:
     return found
 
 
+def for_old_stack(text: str) -> bool:
+    """Whether the text of a tuned file says that it is for RLlib's old API stack, as those of 2.x do."""
+    return "@OldAPIStack" in text
+
+
 class _ContainsItself(Exception):
     """A list or group is inside itself."""
 
