@@ -218,13 +218,14 @@ def planned_here(values: dict[str, Any], machine: Any, given: dict[str, Any], sa
     planned = plan(config, machine, given)
     if not auto or planned.replay is None:
         return planned
-    rows = planned.replay.fitting(machine.free_memory, planned.resources.device)
+    own = min(machine.free_memory, machine.memory_share)
+    rows = planned.replay.fitting(own, planned.resources.device)
     if rows is None:
         return planned
-    free, wanted = machine.free_memory / 1e9, planned.replay.cfg.capacity
+    which = "that are free" if own == machine.free_memory else "that are this job's part"
     said.append(
-        f"replay.capacity={rows}: the default of {wanted:,} rows would take more than half of the {free:.1f} GB of"
-        " memory that are free"
+        f"replay.capacity={rows}: the default of {planned.replay.cfg.capacity:,} rows would take more than half of the"
+        f" {own / 1e9:.1f} GB of memory {which}"
     )
     values |= settled(values)[0]
     values["replay"]["capacity"] = rows

@@ -266,7 +266,9 @@ class Checkpoints:
         another update of the same env steps stays as it is."""
         there = self.directory / f"{env_steps:012d}"
         if not there.is_dir():
-            return self.save(env_steps, tensors, run, best=True)
+            # Under its own name it would be the last one, and the checkpoint before it would lose its replayed rows.
+            last = bool(self.names()) and there.name > self.names()[-1]
+            return self.save(env_steps, tensors, run, best=True, name=BEST + there.name if last else None)
         if self._updates(there.name) != run.get("updates"):
             return self.save(env_steps, tensors, run, best=True, name=BEST + there.name)
         temporary = self.directory / f".{there.name}.tmp"

@@ -124,7 +124,7 @@ class Supervised:
         """Records a lost worker. Its place is taken at once, or after a pause if it was lost at once before."""
         number = self.number(worker)
         pulse = self.pulses.of(number)
-        steps = pulse.rows if self.times[number] else None
+        steps = pulse.rows * self.rows if self.times[number] else None
         last_words = reason.splitlines()[-1] if "\n" in reason else reason
         if self.repeated[number](last_words.partition(": ")[2] or last_words, steps):
             raise RunFailed(reason)

@@ -34,7 +34,7 @@ from rlrun.experiments.outcomes import (
     version,
 )
 from rlrun.experiments.places import Place
-from rlrun.machine.machine import GPU_JOBS, SHARE
+from rlrun.machine.machine import GPU_JOBS, MEMORY, SHARE
 
 POLL_SEC = 0.2
 LOOK_SEC = 2.0  # seconds between two looks at a job's progress
@@ -112,6 +112,8 @@ class Here:
         if place.gpu is not None:
             environment["CUDA_VISIBLE_DEVICES"] = place.gpu
             environment[GPU_JOBS] = str(place.beside)
+        if place.memory is not None:
+            environment[MEMORY] = str(place.memory)
         if place.share is not None:
             environment[SHARE] = str(place.share)
         mine = os.sched_getaffinity(0)

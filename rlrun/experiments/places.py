@@ -7,7 +7,7 @@ import os
 from typing import NamedTuple
 
 from rlrun.core.errors import UserError
-from rlrun.machine.machine import cores, pinned
+from rlrun.machine.machine import cores, free_memory, pinned
 
 
 class Place(NamedTuple):
@@ -18,6 +18,7 @@ class Place(NamedTuple):
     # How many of these cores the job may use, where other jobs run on the same ones. None: all.
     share: int | None = None
     beside: int = 1  # number of jobs on the same GPU, this one included
+    memory: int | None = None  # bytes of main memory that are the job's part; None: all that are free
 
 
 def gpus() -> list[str]:
@@ -42,13 +43,13 @@ def places(jobs: int | None, own: list[int] | None = None, devices: list[str] | 
     count = jobs if jobs is not None else len(devices) or max(1, total // 2)
     if count < 1:
         raise UserError("--jobs must be at least 1")
-    made = []
+    made, memory = [], free_memory() // count
     for index in range(count):
         first, last = index * total // count, (index + 1) * total // count
         gpu = devices[index % len(devices)] if devices else None
         beside = len(range(index % len(devices), count, len(devices))) if devices else 1
         if fixed:  # with more jobs than cores, some share a core
-            made.append(Place(tuple(own[first:last]) or (own[index % total],), gpu, beside=beside))
+            made.append(Place(tuple(own[first:last]) or (own[index % total],), gpu, beside=beside, memory=memory))
         else:
-            made.append(Place(tuple(own), gpu, max(1, last - first), beside))
+            made.append(Place(tuple(own), gpu, max(1, last - first), beside, memory))
     return made

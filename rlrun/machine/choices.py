@@ -151,11 +151,10 @@ def inference(asked: Asked, machine: Machine, learners: int, spread: Spread) -> 
     if needs.simulator and machine.cores > learners:
         return Choice("local", "inference=local: searches are most of the work, and run in processes of their own")
     if asked.image and cfg.device != "cpu" and machine.gpus:
-        if needs.replay is not None and columns % BATCHED_GROUPS:
-            return Choice(
-                "local",
-                f"inference=local: {counted(columns, 'environment')} cannot take turns on the GPU (algo.num_envs)",
-            )
+        if spread.shared and columns % BATCHED_GROUPS:
+            number = "algo.num_envs" if needs.replay is not None else "batch_size / fragment_length"
+            why = f"{counted(columns, 'environment')} cannot take turns on the GPU ({number})"
+            return Choice("local", f"inference=local: {why}")
         return Choice("batched", "inference=batched: one thread acts for all samplers on the GPU")
     if cfg.num_samplers != "auto" and cfg.num_samplers > 1:
         return Choice("local", "inference=local: several samplers were asked for")

@@ -22,6 +22,7 @@ from rlrun.machine.processor import cpu_flags
 # The environment variable in which a job of a sweep is told its number of cores, where it has none of its own.
 SHARE = "RLRUN_CORES"
 GPU_JOBS = "RLRUN_GPU_JOBS"  # and in which it is told how many jobs share its GPU
+MEMORY = "RLRUN_MEMORY"  # and which bytes of main memory are its part
 FAST_BF16 = {"avx512_bf16", "amx_bf16"}  # CPU flags
 
 
@@ -75,6 +76,7 @@ class Machine:
     cpu_flags: frozenset[str] = frozenset()
     gpus: tuple[str, ...] = ()  # names of the visible CUDA devices
     free_memory: int = 2**62  # bytes
+    memory_share: int = 2**62  # bytes of it that `auto` may count on
     free_shared: int = 2**62  # bytes of shared memory
     nodes: tuple[Node, ...] = ()  # machines that step environments, where they are those of a cluster
     gpu_free: Callable[[int], int] = gpu_free  # asks a GPU, so it is called only for the one that learns
@@ -101,6 +103,7 @@ def measured() -> Machine:
         cpu_flags=frozenset(cpu_flags()),
         gpus=tuple(torch.cuda.get_device_name(i) for i in range(count)),
         free_memory=free_memory(),
+        memory_share=memory_share(),
         free_shared=free_shared(),
     )
 
@@ -123,6 +126,13 @@ def free_memory() -> int:
     """Bytes that this process may still take. The cgroups' limits are included."""
     free, left = psutil.virtual_memory().available, memory_left()
     return free if left is None else min(free, left)
+
+
+def memory_share() -> int:
+    """Bytes that this process takes at most unless it is asked for more: its part, where jobs of a sweep run side by
+    side. Those that start together would all take the same free memory."""
+    share = os.environ.get(MEMORY, "")
+    return min(free_memory(), int(share)) if share.isdecimal() else free_memory()
 
 
 def free_shared() -> int:

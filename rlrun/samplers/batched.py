@@ -78,6 +78,7 @@ def env_process(pipe: Connection, job: EnvJob) -> None:
     for columns in groups:
         at_end(columns.env.close)
     views: dict[Key, dict] = {}
+    stepped = [0] * GROUPS  # rows of each group's fragment that were stepped; dead ones behind whole episodes are not
     last = plan.layout["reward"].shape[0] - 1  # type: ignore[union-attr]
     pulses, index = job.pulse
     pulse = pulses.of(index)
@@ -102,8 +103,10 @@ def env_process(pipe: Connection, job: EnvJob) -> None:
         else:
             columns.step(views[slot], t)
             pulse.stepped()
+            stepped[group] += 1
         if over:
-            pulse.handed(last + 1)  # the other group may be in the middle of a fragment
+            pulse.handed(stepped[group])  # the other group may be in the middle of a fragment
+            stepped[group] = 0
         pulse.beat(WAITING)
         pipe.send(
             (
@@ -201,6 +204,7 @@ class BatchedSampler(ProcessSampler):
     def begin(self) -> None:
         if self.thread is None:
             assert self.copy.published > 0, "publish() comes first"
+            self.heard = self.spoke = awake()
             self.thread = threading.Thread(target=self._serve, name="inference", daemon=True)
             self.thread.start()
 
@@ -257,7 +261,6 @@ class BatchedSampler(ProcessSampler):
 
     def _loop(self) -> None:
         idle = self.idle
-        self.heard = self.spoke = awake()
         self.seen = self.supervised.beats()
         while not self.closing:
             with self.change:

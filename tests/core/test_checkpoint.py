@@ -66,6 +66,11 @@ def test_an_earlier_moment_becomes_the_best_and_rows_of_the_last_one_stay(tmp_pa
     loaded, run = checkpoints.load("best")
     assert run["metric"] == 7.0 and torch.equal(loaded["policy"]["weight"], torch.full((3,), 2.0))
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    checkpoints.save_earlier(25, tensors(3.0), {"env_steps": 25, "metric": 8.0})  # between two regular checkpoints
+    assert checkpoints.best() == f"best-{25:012d}" and checkpoints.names()[-1] == f"{20:012d}"
+    assert (tmp_path / f"{20:012d}" / "replay-0.bin").exists() and checkpoints.load("best")[1]["metric"] == 8.0
+    checkpoints.save(30, tensors(4.0), {"env_steps": 30, "metric": None}, best=False, rows=rows)
+    assert checkpoints.load()[1]["env_steps"] == 30 and checkpoints.load("best")[1]["env_steps"] == 25
 
 
 def test_a_best_checkpoint_outlives_other_updates_of_its_env_steps(tmp_path):

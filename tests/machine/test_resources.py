@@ -53,6 +53,15 @@ def test_env_steps_that_are_little_beside_learning_get_no_process(typed, cores, 
     )
 
 
+@pytest.mark.parametrize("words", [
+    ["algo=ppo", "algo.fragment_length=128", "algo.batch_size=640"], ["algo=a2c", "algo.fragment_length=5", "algo.batch_size=75"],
+    ["algo=ppo", "algo.fragment_length=128", "algo.batch_size=768", "resources.num_learners=2"],
+])  # fmt: skip
+def test_an_odd_number_of_columns_cannot_take_turns_on_a_gpu(typed, words):
+    made = decided(typed("env=Pong", "logger=[]", *words), 8, 1e-4, "H200", "H200")
+    assert made.inference == "local" and "cannot take turns on the GPU (batch_size / fragment_length)" in " ".join(made.why)
+
+
 @pytest.mark.parametrize(("cores", "gpus", "inference"), [(1, [], "serial"), (2, [], "local"), (8, ["H200"], "local")])
 def test_searches_have_processes_of_their_own(typed, cores, gpus, inference):
     """A search of trees in NumPy takes far longer than what a GPU or a learner's cores could save."""

@@ -36,6 +36,19 @@ def test_a_capacity_of_auto_takes_half_of_the_free_memory_at_most():
     assert said[0].startswith(f"replay.capacity={rows}: the default of 1,000,000 rows would take more than half of the")
 
 
+def test_jobs_side_by_side_count_on_a_part_each(monkeypatch):
+    monkeypatch.setattr(machine, "free_memory", lambda: 1000)
+    assert machine.memory_share() == 1000
+    monkeypatch.setenv("RLRUN_MEMORY", "400")
+    assert machine.memory_share() == 400
+    plan, _, _ = planned(2**40)
+    values = compose(*(word for word in WORDS if "capacity" not in word))
+    on = Machine(cores=2, free_memory=2**40, memory_share=plan.replay.layout.bytes, env_step_sec=lambda make_env, count: 1e-6)
+    said = []
+    made = planned_here(values, on, {}, said, True)
+    assert 450_000 < made.replay.cfg.capacity <= 500_000 and "GB of memory that are this job's part" in said[0]
+
+
 def test_a_capacity_that_was_asked_for_is_never_changed():
     """More than half of the memory is allowed, and more than all of it is refused with the number that fits."""
     plan, _, _ = planned(2**40, "replay.capacity=100000")

@@ -340,6 +340,9 @@ def test_whole_episodes_fill_a_fragment(typed, kind):
                 assert not batch.reward[~batch.valid].any() and not (batch.terminated & ~batch.valid).any()
             sampler.free(fragments)
             assert not torch.equal(*starts), "each fragment has seeds of its own"
+        if kind != "serial":
+            pulses = sampler.supervised.pulses
+            assert all(pulses.of(number).unfinished >= 0 for number in range(len(pulses.memory))), "nor are dead rows lost"
     finally:
         sampler.close()
     assert len(set(lengths)) > 3
