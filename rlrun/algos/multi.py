@@ -209,9 +209,9 @@ class Multi(Algorithm):
 
     @classmethod
     def teams(cls, cfg: Config, names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
-        """The agents of every policy that has several."""
-        of_policies = members(cfg, names)
-        return {name: tuple(names[n] for n in numbers) for name, numbers in of_policies.items() if len(numbers) > 1}
+        """The agents of every policy, but for those that have one agent and its name."""
+        of_policies = {name: tuple(names[n] for n in numbers) for name, numbers in members(cfg, names).items()}
+        return {name: agents for name, agents in of_policies.items() if agents != (name,)}
 
     @classmethod
     def make_policy(cls, spec: EnvSpec, model: Model, cfg: Config) -> SeveralPolicies:

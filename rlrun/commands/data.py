@@ -54,6 +54,11 @@ def main(words: list[str]) -> int:
     if options.random_return is not None or options.expert_return is not None:
         if not own or not Path(places[0]).is_dir():
             raise UserError(f"{places[0]}: references are stored in folders that rlrun recorded")
+        if _of_one_agent(source.facts.spec):
+            raise UserError(
+                f"{places[0]}: random_return= and expert_return= are returns of whole games, and each trajectory here is"
+                " one agent's"
+            )
         facts = source.facts
         set_references(
             Path(places[0]),
@@ -96,7 +101,12 @@ def summary(source: Any) -> dict[str, Any]:
     facts = source.facts
     score = None
     references = facts.random_return, facts.expert_return
-    if returns and None not in references and facts.random_return != facts.expert_return:
+    if (
+        returns
+        and not _of_one_agent(facts.spec)
+        and None not in references
+        and facts.random_return != facts.expert_return
+    ):
         score = 100 * (float(np.mean(returns)) - facts.random_return) / (facts.expert_return - facts.random_return)
     return {
         "env": facts.spec.name,
@@ -140,7 +150,7 @@ def describe(source: Any, told: dict[str, Any], options: ShowOptions, checked: i
         lines.append(("made by", facts.made_by))
     if told["returns"]:
         spread = f"{told['return_mean']:.2f} (deviation {told['return_std']:.2f}), length {told['length_mean']:.1f}"
-        lines.append(("mean return", spread))
+        lines.append(("mean return", spread + (", of one agent each" if _of_one_agent(spec) else "")))
     if told["normalised_score"] is not None:
         refs = f"random {told['random_return']:g}, expert {told['expert_return']:g}"
         lines.append(("normalised", f"{told['normalised_score']:.1f} of 100 ({refs})"))
@@ -150,6 +160,11 @@ def describe(source: Any, told: dict[str, Any], options: ShowOptions, checked: i
     width = max(len(name) for name, _ in lines)
     text = [f"{name:<{width}}  {value}" for name, value in lines]
     return "\n".join([*text, *_histogram(told["returns"], options.bins)])
+
+
+def _of_one_agent(spec: Any) -> bool:
+    """Whether a trajectory is that of one of several agents, so that its return is not that of a game."""
+    return spec.agents is not None and not spec.joint
 
 
 def _checked(compared: int, files: int) -> str:

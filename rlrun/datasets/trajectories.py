@@ -11,6 +11,7 @@ import torch
 
 from rlrun.core.batch import Field, RowSpec
 from rlrun.core.env import Rows
+from rlrun.core.games import STATE as GAME_STATE
 from rlrun.core.specs import EnvSpec
 
 FLAGS = ("terminated", "truncated", "valid")
@@ -118,9 +119,10 @@ def newest(part: Field | RowSpec) -> Field | RowSpec:
     return {name: newest(inner) for name, inner in part.items()}
 
 
-PREVIOUS = ("prev_action", "prev_reward")  # parts of observations that follow from the rows before
+# Parts of observations that follow from the rows before, and those that name a copy of an environment for a search.
+PREVIOUS = ("prev_action", "prev_reward", GAME_STATE)
 
 
 def without_previous(spec: EnvSpec) -> EnvSpec:
-    """The spec without the last action and reward, which data sets need not hold."""
+    """The spec without the last action and reward and without states of searches, which data sets need not hold."""
     return replace(spec, obs={name: space for name, space in spec.obs.items() if name not in PREVIOUS}, notes=())

@@ -94,18 +94,22 @@ class LeaguePolicy(Policy):
         mine = (agent == game["game_seat"]) | (game["game_against"] == SELF)
         after = {name: value for name, value in act.state.items() if name not in GAME}
         action: Tensor | Batch = act.action
+        outputs = {name: act.record[name] for name in asked}
         for slot, number in enumerate(self.present.tolist()):
             index = (~mine & (game["game_against"] == number)).nonzero().squeeze(1)
             if not len(index):
                 continue
             player = self.snapshots[slot]
             assert isinstance(player, Policy)
-            other = player.act(obs[index], is_first[index], state[index], clock, mode, rng)
+            # Nobody learns from these rows, but data that are recorded hold the probability of the action they hold.
+            known = tuple(name for name in asked if name == "log_prob")
+            other = player.act(obs[index], is_first[index], state[index], clock, mode, rng, known)
             action = _replaced(action, index, other.action)
+            outputs |= {name: _replaced(outputs[name], index, other.record[name]) for name in known}
             after = {name: _replaced(value, index, other.state[name]) for name, value in after.items()}
         told = {"mine": mine, "against": game["game_against"], "score": game["game_score"]}
         told["game"] = game["game_number"]
-        told |= {name: act.record[name] for name in asked}  # type: ignore[misc]
+        told |= outputs  # type: ignore[arg-type]
         return Act(action, Batch(after | game), Batch({name: told[name] for name in record}))  # type: ignore[arg-type]
 
     def kept(self, against: Tensor) -> Tensor:

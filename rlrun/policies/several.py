@@ -102,12 +102,27 @@ class SeveralPolicies(Policy):
             seen, first, before = obs[index], is_first[index], self._state(state, name)[index]
             if name in self.scripted:
                 chosen = self.scripted[name].choose(None, seen, first, before, clock, rng)
-                parts[name] = Act(chosen.action, Batch({**before, **chosen.state}), Batch())  # type: ignore[arg-type]
-            else:
-                asked = tuple(one for one in record if one in self.recorded.get(name, ()))
-                when = self.when(name, clock)
-                parts[name] = self.policy(name).act(seen, first, before, when, mode, rng, asked)
+                told = {} if "log_prob" not in record else {"log_prob": _known(chosen.log_prob, first)}
+                parts[name] = Act(chosen.action, Batch({**before, **chosen.state}), Batch(told))  # type: ignore[arg-type]
+                continue
+            asked, when = self._asked(name, record), self.when(name, clock)
+            made = self.policy(name).act(seen, first, before, when, mode, rng, asked)
+            if "log_prob" in record and "log_prob" not in asked:
+                made = made._replace(record=made.record.replace(log_prob=_known(None, first)))
+            parts[name] = made
         return self._together(parts, state, len(is_first), is_first.device)
+
+    def _asked(self, name: str, record: tuple[str, ...]) -> tuple[str, ...]:
+        """What a policy records: what its algorithm learns from, and the probabilities of its actions if it knows
+        them."""
+        asked = tuple(one for one in record if one in self.recorded.get(name, ()))
+        if "log_prob" not in record or "log_prob" in asked:
+            return asked
+        try:
+            self.policy(name).record_spec(("log_prob",))
+        except (KeyError, UserError):
+            return asked
+        return (*asked, "log_prob")
 
     def greedy(self, obs: Batch, is_first: Tensor, state: Batch) -> tuple[Tensor | Batch, Batch]:
         if self.scripted:
@@ -171,6 +186,11 @@ class SeveralPolicies(Policy):
     def absorb(self, moments: Sequence[Any], ranks: Ranks) -> None:
         for name in self.recorded:
             self.policy(name).absorb([m[name] for m in moments if m is not None and m[name] is not None], ranks)
+
+
+def _known(log_prob: Tensor | None, like: Tensor) -> Tensor:
+    """Log-probabilities [B], NaN if they are not known. like: [B]."""
+    return torch.full(like.shape, torch.nan, device=like.device) if log_prob is None else log_prob
 
 
 def _put(into: Any, index: Tensor, values: Any, count: int) -> Any:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from rlrun.core.errors import UserError
 from rlrun.rllib.algorithms import DREAMING, EVOLUTION, IMITATION, JOINT, META, SEARCHING
+from rlrun.rllib.environments import TWO_STEP
 from rlrun.rllib.joint import sequence_of
 from rlrun.rllib.networks import memories, sequence_length
 from rlrun.rllib.q_learning import replayed
@@ -24,6 +26,9 @@ def batches(it: Translation) -> None:
     per_worker = int(it.get("num_envs_per_worker", "num_envs_per_env_runner", default=1))
     envs = max(workers, 1) * per_worker
     length, batch = it.get(*LENGTHS), it.get(*SIZES)
+    for key in (*LENGTHS, *SIZES):
+        if isinstance(it.given.get(key), int | float) and not it.given[key] >= 1:
+            raise UserError(f"{key}={it.given[key]:g} is less than 1")
     learners = int(it.get("num_learners", default=0) or 0)
     if "train_batch_size_per_learner" in it.given and learners > 1:
         batch = float(batch) * learners
@@ -112,6 +117,10 @@ def _batch_mode(it: Translation) -> None:
             "not mapped",
             why=("fragments that cut an episode bootstrap from the value; only on-policy runners play whole episodes"),
         )
+    elif mode == "complete_episodes" and it.made.env != TWO_STEP:  # whose episodes are no longer than a fragment
+        ratio = f"{it.inner}.replay_ratio"
+        why = f"RLlib makes one update for each whole episode: set {ratio} to the batch / the length of an episode"
+        it.say("batch_mode", "not mapped", why=why)
     else:
         it.say("batch_mode", "dropped", why="fragments are cut where they are full, or folded by a replay")
 

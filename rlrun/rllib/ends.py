@@ -94,6 +94,8 @@ def _mark(it: Translation, key: str, value: Any) -> Mark:
     """Returns what a criterion is here."""
     last = key.rsplit("/", 1)[-1]
     lost = "rlrun ends at a return, a number of env steps or a time"
+    if not isinstance(value, int | float):
+        return Mark("", 0.0, f"{flow(value)} is no number")
     if isinstance(value, float) and not math.isfinite(value):
         return Mark("", 0.0, f"{lost}, and none of them is ever {flow(value)}")
     if last in MEANS and key.startswith("evaluation/"):

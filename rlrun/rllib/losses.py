@@ -184,7 +184,11 @@ def _value(it: Translation) -> None:
     if it.core in ("ppo", "ddppo"):
         old = it.era == "old"
         ours, other = ("clip", "loss_clip") if old else ("loss_clip", "clip")
-        why = "up to RLlib 0.8 it bounds a value's change, later the squared error" if old else ""
+        why = (
+            "up to RLlib 0.8 and in early releases of 1.x it bounds a value's change, later the squared error"
+            if old
+            else ""
+        )
         if it.made.values.get(f"{it.inner}.use_critic") is False:
             it.set(f"{it.inner}.value_{ours}", 0.0, why="no values are learnt")
             it.say("vf_clip_param", "dropped", why="no values are learnt")

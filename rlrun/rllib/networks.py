@@ -191,6 +191,8 @@ def stacked(hidden: Any, kind: Any, after: Any, after_kind: Any) -> Stack:
         why = "layers without a nonlinearity are one linear map, which the next layer is"
     if first == "linear" or (more and second == "linear" and not widths):
         return Stack([], None, True, why)
+    if not widths:
+        return Stack(more, second, True, why) if more else Stack([], None, True, why or "there are no hidden layers")
     if more and first == second:
         return Stack([*widths, *more], first, True, why or "the layers of fcnet_hiddens, then of post_fcnet_hiddens")
     return Stack(widths, first, False, why)

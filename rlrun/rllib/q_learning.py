@@ -93,8 +93,8 @@ def q_learning(one: Translation) -> None:
     one.set(f"{at}.head.gradient_scale", 1.0, why="RLlib does not scale the gradient of a dueling head")
     if one.atari:
         one.set(f"{at}.head.encoder_layer", True, why="RLlib's networks keep the encoder's last layer")
-    widths = one.get("hiddens")
-    one.set(f"{at}.head.hidden", [int(width) for width in widths or []], "hiddens")
+    keys = ("model.head_fcnet_hiddens", "hiddens") if one.era == "new" else ("hiddens",)
+    one.set(f"{at}.head.hidden", [int(width) for width in one.get(*keys) or []], *keys)
     _atoms(one)
     if one.core == "rainbow":
         one.say("double_q", "mapped", "algo=rainbow", "always double")

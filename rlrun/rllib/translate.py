@@ -395,7 +395,7 @@ class Experiment(Translation):
             elif row is not None and row["rlrun"] in self.made.values and key not in self.given:
                 self.taken.add(key)  # a default of RLlib's for an option that the file has under another name
             elif row is None:
-                near = closest(key, known_kinds(), 1)
+                near = "" if key in known_kinds() else closest(key, known_kinds(), 1)
                 self.say(key, "not mapped", why=f"rlrun knows no such option of {self.run}.{near}".removesuffix("."))
             elif row["rlrun"] is None or row["rlrun"] == "callbacks":
                 lost = "same" in row and value != row["same"]

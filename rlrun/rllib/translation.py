@@ -69,6 +69,14 @@ OLD = (
     "parameter_noise",
     "soft_q",
 )
+# What the new API stack calls `model`
+MODELS = (
+    "model_config",
+    "_model_config",
+    "_model_config_dict",
+    "rl_module.model_config",
+    "rl_module.model_config_dict",
+)
 SAMPLER = "sampler"  # as an input: what is played
 INPUTS = ("input", "input_")
 # Options that RLlib had before replay_buffer_config, when SAC drew without priorities unless it was told to, and the
@@ -131,7 +139,7 @@ class Translation:
         self.shown: dict[str, str] = {}  # names under which options are listed, where these differ
         # values of the file that were converted to other units before they are translated, and to what
         self.converted: dict[str, tuple[Any, str]] = {}
-        self.given, self.grids = without_grids(self._of_the_only_policy(config))
+        self.given, self.grids = without_grids(self._with_networks(self._of_the_only_policy(config)))
         self.era = self._era(old_stack)
         said = flattened(defaults(self.run, self.era))
         self.defaults = {key: value for key, value in said.items() if value is not None}
@@ -191,6 +199,23 @@ class Translation:
         for at, changes in own.changes.items():
             self.shown |= {key: f"{at}.{key}" for key in flattened(changes)}
         return merged(config, own.config)
+
+    def _with_networks(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Returns the options with what describes the networks as `model`, as which the new API stack has other names."""
+        for path in MODELS:
+            *groups, last = path.split(".")
+            place: Any = config
+            for name in groups:
+                place = place.get(name) if isinstance(place, dict) else None
+            networks = place.get(last) if isinstance(place, dict) else None
+            if not isinstance(networks, dict):
+                continue
+            self.shown |= {f"model.{key}": f"{path}.{key}" for key in flattened(networks)}
+            rest = {key: value for key, value in config.items() if key != (groups or [last])[0]}
+            if groups and (more := {key: value for key, value in place.items() if key != last}):
+                rest[groups[0]] = more
+            config = {**rest, "model": {**(config.get("model") or {}), **networks}}
+        return config
 
     def _wrong_kind(self, key: str) -> str | None:
         """Returns the reason why the file's value of an option, or one of its grid, is none that RLlib has."""

@@ -19,6 +19,7 @@ from torch import Tensor
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.policy import Policy
 from rlrun.core.specs import Discrete, described, leaves
+from rlrun.envs.agents import AgentsSpec
 from rlrun.envs.joint import ALIVE
 from rlrun.policies.planning import SearchPolicy
 from rlrun.runtime.export_files import (
@@ -93,6 +94,9 @@ def meanings_of(trained: Trained) -> dict[str, str]:
     if len(set(spaces.values())) > 1 and any(first.values()):  # rows of unlike agents count from 0
         listed = ", ".join(f"{agent} from {start}" for agent, start in first.items())
         told["observation"] = f"choices count from 0, while the environment counts those of {listed}"
+    if isinstance(trained.spec, AgentsSpec) and trained.spec.agent_id:
+        said = f"its last {len(spaces)} numbers say which agent it is: 1 for one of {', '.join(spaces)}, in this order"
+        told["observation"] = "; ".join(filter(None, [told.get("observation", ""), said]))
     return told
 
 

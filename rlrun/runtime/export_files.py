@@ -136,6 +136,8 @@ def require(name: str) -> None:
 def opening(trained: Trained, others: list[str]) -> str:
     """The head of README.md. others: the files in the folder that are not of this policy."""
     how = "without a search" if isinstance(trained.policy, SearchPolicy) else "as\n`rlrun evaluate` lets it act"
+    explores = getattr(getattr(trained.config.algo, "exploration", None), "eval_epsilon", 0.0)
+    how += f" but for its random actions (eval_epsilon={explores:g})" if explores else ""
     said = f"\nThis page does not describe {', '.join(others)}, because no export of this policy wrote them.\n"
     return f"""# The policy of {trained.run_dir.name}
 

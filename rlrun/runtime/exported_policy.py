@@ -73,8 +73,9 @@ class Part(NamedTuple):
         spec = self.trained.spec
         if spec.agents is None:
             return []
-        names = spec.agents.names if self.numbers is not None or spec.joint else tuple(self.trained.agents)
-        return list(names)
+        if self.numbers is not None or spec.joint:
+            return list(spec.agents.names)
+        return list(self.trained.agents or spec.agents.names)  # what was learnt from data knows names alone
 
     @property
     def own(self) -> list[Space]:
@@ -93,6 +94,8 @@ def parts_of(trained: Trained) -> tuple[list[Part], dict[str, str]]:
 
         made = Part(acting(seen), *known)
         action, as_taken = space_of_files(seen, made.own)
+        if spec.agents is not None and not made.trained.agents and isinstance(action, Box):
+            as_taken = False  # the agents' own bounds are not known
         return made._replace(trained=acting(replace(seen, action=action)), as_taken=as_taken)
 
     if isinstance(policy, LeaguePolicy):

@@ -10,7 +10,9 @@ from rlrun.cli import compose
 from rlrun.config.run import type_config
 from rlrun.config.types import plain
 from rlrun.core.errors import Notice, UserError
+from rlrun.core.games import STATE as GAME_STATE
 from rlrun.core.specs import EnvSpec
+from rlrun.envs.joint import STATE
 from rlrun.envs.names import names
 from rlrun.envs.recorded import RecordedConfig, taken_options
 from rlrun.envs.registry import EnvConfig, make_spec
@@ -57,7 +59,7 @@ def environment_of(trained: Trained, name: str | None = None) -> tuple[EnvConfig
         return f"{none} {called} cannot be made here: {error}"
     for what, one, other in (
         ("agents", own.agents and own.agents.names, spec.agents and spec.agents.names),
-        ("observations", own.obs, spec.obs),
+        ("observations", _acted_on(own), _acted_on(spec)),
         ("actions", own.action, spec.action),
         ("frames in an observation", own.stack, spec.stack),
         ("steps in an episode", own.max_episode_steps, spec.max_episode_steps),
@@ -75,6 +77,11 @@ def environment_of(trained: Trained, name: str | None = None) -> tuple[EnvConfig
     if known is None or changed:
         warnings.warn(said, Notice, stacklevel=2)
     return cfg, own
+
+
+def _acted_on(spec: EnvSpec) -> dict[str, Any]:
+    """The parts of observations that acting depends on: not the state that values alone see, nor a search's."""
+    return {name: space for name, space in spec.obs.items() if name not in (STATE, GAME_STATE)}
 
 
 def in_environment(trained: Trained, name: str | None = None) -> Trained:

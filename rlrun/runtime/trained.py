@@ -118,6 +118,11 @@ class Trained:
             raise ValueError(f"the mode of act() is {' or '.join(map(repr, get_args(Mode)))}, not {mode!r}")
         if self.agents:
             return self._act_together(obs, mode, reward, env)
+        if self.spec.agents is not None and isinstance(obs, Mapping) and set(obs) <= set(self.spec.agents.names):
+            raise ValueError(
+                "this run learnt from data, which do not say what each agent sees and does: rlrun.evaluate(RUN, env=...)"
+                " plays it, and act() takes one agent's observation, or a batch of them, as the data have it"
+            )
         if self.screens is not None:
             obs = self._screens(np.asarray(obs))
         count = fitting(self.one, obs)
@@ -156,6 +161,7 @@ class Trained:
         if not isinstance(obs, Mapping) or not obs or not set(obs) <= set(self.agents):
             raise ValueError(f"observations are a dictionary by agent, of {', '.join(self.agents)}")
         names, joint = list(self.agents), self.spec if isinstance(self.spec, JointSpec) else None
+        self._check_call(len(names) if joint is None else 1, mode, reward)
         rows = agent_rows(self.one if joint is None else joint.agent, len(names))
         deciding = self._deciding(obs, env)
         for agent, seen in obs.items():
@@ -164,7 +170,8 @@ class Trained:
             write_agent(rows, names.index(agent), self.agents[agent], seen, agent in deciding)
             if isinstance(self.one, AgentsSpec) and self.one.agent_id:
                 write_id(rows, names.index(agent), names.index(agent), len(names))
-        if self.there and self._first is None:
+        # A search is asked for one of two players at a time, and both go on with the game.
+        if self.there and self._first is None and self.played is None:
             came = np.array([agent in obs and agent not in self.there for agent in names])
             self.reset(came if joint is None else came[:1] & False)
         self.there = tuple(obs)

@@ -270,6 +270,11 @@ def test_an_agent_whose_name_has_the_signs_of_patterns_is_found_by_its_name():
     assert multi.members(cfg, ("robot[1]", "robot[2]")) == {"one": (0,), "rest": (1,)}
 
 
+def test_a_policy_is_a_team_unless_it_is_named_after_its_only_agent():
+    cfg = types.SimpleNamespace(policies={}, fixed={}, options={}, patterns={"hero": ("a",), "b": ("b",), "rest": ("c", "d")})
+    assert multi.Multi.teams(cfg, tuple("abcd")) == {"hero": ("a",), "rest": ("c", "d")}
+
+
 def test_agents_whose_policies_would_share_a_name_are_refused():
     each = types.SimpleNamespace(policies="each", fixed={}, options={})
     assert multi.members(each, ("a.b", "c")) == {"a_b": (0,), "c": (1,)}

@@ -72,6 +72,10 @@ def test_main_acts_where_it_says_so_and_a_snapshot_elsewhere(typed, memory):
         dist, _ = made.policy.main.unroll(rows)
         close = (dist.log_prob(rows.action) - rows.log_prob).abs() < 1e-4
         assert close[rows.mine & rows.valid].all()
+        for slot, number in enumerate(made.policy.present.tolist() if not memory else ()):
+            dist, _ = made.policy.snapshots[slot].unroll(rows)
+            close = (dist.log_prob(rows.action) - rows.log_prob).abs() < 1e-4
+            assert close[~rows.mine & rows.valid & (rows.against == number)].all(), "and a snapshot's rows its own"
         pairs = batch.mine.unflatten(1, (-1, 2))  # [T, E, 2]
         against = batch.against.unflatten(1, (-1, 2))
         assert (against[..., 0] == against[..., 1]).all()

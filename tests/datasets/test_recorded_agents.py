@@ -2,10 +2,11 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from rlrun.cli import _dispatch
-from rlrun.core.errors import RunFailed
+from rlrun.core.errors import RunFailed, UserError
 from rlrun.datasets.open import open_source
 
 SMALL = ["resources=debug", "logger=[]", "model.hidden=[8]", "algo.fragment_length=8", "algo.batch_size=16",
@@ -25,6 +26,22 @@ def test_episodes_are_counted_by_environment_and_an_agent_may_be_absent(tmp_path
     assert named == sorted(
         2 * [("a", 0, 3), ("a", 1, 3), ("b", 0, 6), ("b", 1, 6), ("c", 0, 4)]
     )
+
+
+def test_probabilities_of_policies_that_do_not_learn_and_of_single_agents_returns(tmp_path, capsys):
+    data = tmp_path / "data"
+    words = ["algo=multi", "env=RockPaperScissors-v0", "++algo.fixed={player_1: random}", *(word.replace("algo.", "algo.inner.") for word in SMALL)]
+    assert _dispatch(["train", *words, "env_steps=32", f"record={data}", f"run_dir={tmp_path / 'run'}"]) == 0
+    source = open_source(str(data))
+    found = [one for piece in range(source.pieces()) for one in source.read(piece) if one.agent == 1]
+    assert found and all(one.has_log_prob for one in found)
+    for one in found:
+        np.testing.assert_allclose(np.exp(one.record["log_prob"][one.valid]), 1 / 3, rtol=1e-5)
+    capsys.readouterr()
+    assert _dispatch(["data", str(data)]) == 0
+    assert ", of one agent each" in capsys.readouterr().out
+    with pytest.raises(UserError, match="each trajectory here is one agent's"):
+        _dispatch(["data", str(data), "random_return=0", "expert_return=1"])
 
 
 def test_episodes_that_end_for_nobody_are_told(tmp_path):

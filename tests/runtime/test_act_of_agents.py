@@ -1,8 +1,10 @@
 """act() of environments with several agents: it sees what training saw, and plays what is legal."""
 
 import gymnasium
+import numpy as np
 import pytest
 import torch
+from test_export import made
 
 from rlrun import load
 from rlrun.cli import _dispatch
@@ -58,6 +60,26 @@ def test_agents_that_wait_remember_what_they_did_in_training(tmp_path, wrapped):
         step = rows.step(act.action.numpy())
         env.step(actions[mover])
         seen, first, state = to_torch(step.obs).clone(), torch.from_numpy(step.is_first.copy()), act.state
+
+
+def test_a_call_that_is_refused_leaves_no_frame_and_two_players_count_their_moves(typed):
+    words = ["algo=ppo", "env=RockPaperScissors-v0", "env.stack=2", "model/memory=lstm", "model.memory.prev_reward=true", "model.hidden=[8]"]
+    policy = made(typed, *words, "model.memory.size=4", "algo.sequence_length=8")
+    seen = [dict.fromkeys(policy.agents, np.eye(4, dtype=np.float32)[one]) for one in (3, 0)]
+    policy.act(seen[0])
+    with pytest.raises(ValueError, match="reward"):
+        policy.act(seen[1])
+    policy.act(seen[1], reward=dict.fromkeys(policy.agents, 0.0))
+    assert policy.last.frames[0].argmax(-1).tolist() == [3, 0]
+
+    search = ["algo=alphazero", "env=TicTacToe-v0", "algo.search.simulations=4", "algo.temperature_moves=2", "model.hidden=[8]"]
+    policy = made(typed, *search)
+    env = policy.make_env()
+    env.reset()
+    for move in range(4):
+        mover = env.agent_selection
+        env.step(policy.act({mover: env.observe(mover)}, mode="explore", env=env)[mover])
+        assert policy._state["moves"].tolist() == [move + 1] * 2
 
 
 def test_agents_with_masks_in_infos_cannot_be_put_together():

@@ -1,16 +1,22 @@
 """Exported policies of agents with unlike action spaces: a file gives every agent its own actions, or says what becomes
 of them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from test_export import made
 
 from rlrun.core.errors import RunFailed
+from rlrun.core.spec_json import spec_to_json
 from rlrun.core.specs import Discrete
 from rlrun.envs import registry
+from rlrun.envs.recorded import RecordedConfig
+from rlrun.envs.recorded import make_spec as of_data
 from rlrun.runtime.export import describe, observed, parity, rows_of
 from rlrun.runtime.exported_policy import Exported, example, parts_of
+from rlrun.runtime.trained import Trained
 
 PAIRS = "algo.policies={first: a, others: [b, c]}"
 
@@ -63,6 +69,20 @@ def test_every_agent_gets_the_actions_that_act_gives_it(words, kind, as_taken, t
         if as_taken and part.agents != ["a"]:
             with pytest.raises(RunFailed, match="does not act as the run's own does"):
                 parity(part.trained, exported, game=rows_of(part, game))
+
+
+def test_agents_numbers_are_explained_and_agents_of_data_are_named(typed):
+    trained = made(typed, "algo=ppo", "env=TwoStepGame-v0", "env.agent_id=true", "model.hidden=[8]")
+    (part,) = parts_of(trained)[0]
+    meaning = describe(part, ("pt2",))["obs"]["observation"]["meaning"]
+    assert meaning == f"its last 2 numbers say which agent it is: 1 for one of {', '.join(trained.agents)}, in this order"
+    trained = made(typed, "algo=ppo", "env=zoo:UnlikeAgents", "+env.kwargs.kind=bounds", "model.hidden=[8]")
+    recorded = RecordedConfig(name=trained.spec.name, family="data", spec=spec_to_json(trained.spec), options=None, reward_clip="none")
+    learnt = Trained(trained.run_dir, replace(trained.config, env=recorded), of_data(recorded), trained.policy, trained.clock)
+    (part,) = parts_of(learnt)[0]
+    assert part.agents == list("abc") and not part.as_taken
+    with pytest.raises(ValueError, match="this run learnt from data, which do not say what each agent sees"):
+        learnt.act({agent: np.zeros(3, np.float32) for agent in "abc"})
 
 
 def test_the_note_names_bounds(typed):
