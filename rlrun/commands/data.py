@@ -56,8 +56,8 @@ def main(words: list[str]) -> int:
             raise UserError(f"{places[0]}: references are stored in folders that rlrun recorded")
         if _of_one_agent(source.facts.spec):
             raise UserError(
-                f"{places[0]}: random_return= and expert_return= are returns of whole games, and each trajectory here is"
-                " one agent's"
+                f"{places[0]}: random_return= and expert_return= are returns of whole games, and each trajectory here"
+                " is one agent's"
             )
         facts = source.facts
         set_references(

@@ -201,7 +201,7 @@ class Translation:
         return merged(config, own.config)
 
     def _with_networks(self, config: dict[str, Any]) -> dict[str, Any]:
-        """Returns the options with what describes the networks as `model`, as which the new API stack has other names."""
+        """Returns the options with what describes the networks as `model`; the new API stack has other names for it."""
         for path in MODELS:
             *groups, last = path.split(".")
             place: Any = config
