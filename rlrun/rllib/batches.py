@@ -27,7 +27,7 @@ def batches(it: Translation) -> None:
     envs = max(workers, 1) * per_worker
     length, batch = it.get(*LENGTHS), it.get(*SIZES)
     for key in (*LENGTHS, *SIZES):
-        if isinstance(it.given.get(key), int | float) and not it.given[key] >= 1:
+        if isinstance(it.given.get(key), float) and 0 < it.given[key] < 1:  # DD-PPO's -1 means another option
             raise UserError(f"{key}={it.given[key]:g} is less than 1")
     learners = int(it.get("num_learners", default=0) or 0)
     if "train_batch_size_per_learner" in it.given and learners > 1:

@@ -121,7 +121,8 @@ class Trained:
         if self.spec.agents is not None and isinstance(obs, Mapping) and set(obs) <= set(self.spec.agents.names):
             raise ValueError(
                 "this run learnt from data, which do not say what each agent sees and does:"
-                " rlrun.evaluate(RUN, env=...) plays it, and act() takes one agent's observation, or a batch of them, as the data have it"
+                " rlrun.evaluate(RUN, env=...) plays it, and act() takes observations of one agent, or a batch of"
+                " them, as the data have them"
             )
         if self.screens is not None:
             obs = self._screens(np.asarray(obs))

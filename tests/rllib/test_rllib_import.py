@@ -19,7 +19,18 @@ from rlrun.machine.machine import Machine, measured
 from rlrun.rllib.algorithms import DEFAULTS_OF, RUNS
 from rlrun.rllib.kinds import known_kinds
 from rlrun.rllib.translate import translate
-from rlrun.rllib.yaml_files import GROUPS, Imported, data, defaults, flattened, flow, machinery, numbers, read
+from rlrun.rllib.yaml_files import (
+    GROUPS,
+    Imported,
+    data,
+    defaults,
+    flattened,
+    flow,
+    for_old_stack,
+    machinery,
+    numbers,
+    read,
+)
 from rlrun.runtime.plan import plan
 
 RELEASES = yaml.safe_load((Path(__file__).parent / "rllib_tuned.yaml").read_text())
@@ -28,7 +39,7 @@ COVERED = {"0.7.0": (47, 47), "1.13": (91, 108), "2.7": (102, 122), "2.49": (38,
 # options that files of these releases set and whose effect is lost; all others are mapped, or dropped with a reason
 NOT_MAPPED = {
     "no_done_at_end": 4,  # of SAC, whose time limits were ends
-    "batch_mode": 3, "observation_fliter": 1, "evaluation_interval": 26, "input": 12, "stop.evaluation/episode_reward_mean": 1,
+    "batch_mode": 6, "observation_fliter": 1, "evaluation_interval": 26, "input": 12, "stop.evaluation/episode_reward_mean": 1,
     "stop.evaluation/sampler_results/episode_reward_mean": 4, "stop.evaluation/env_runners/episode_return_mean": 1,
     "num_envs_per_env_runner": 1, "num_envs_per_worker": 3,  # grids of them
     "stop.training_iteration": 8,  # those of A2C, IMPALA, APPO and CRR, whose iterations a clock ends
@@ -1377,3 +1388,33 @@ def test_names_of_experiments_can_be_typed(name, made):
     from rlrun.commands.import_rllib import typeable
 
     assert typeable(name) == made
+
+
+@pytest.mark.parametrize("config, old_stack, era", [
+    ({"num_env_runners": 2}, False, "new"),
+    ({"num_env_runners": 2}, True, "middle"),
+    ({"num_env_runners": 2, "lr_schedule": [[0, 5e-4], [1000, 0.0]]}, False, "middle"),
+    ({"num_env_runners": 2, "lr_schedule": None}, False, "new"),
+    ({"num_learners": 0, "exploration_config": {"type": "StochasticSampling"}}, False, "new"),
+])  # fmt: skip
+def test_names_that_both_stacks_have_do_not_make_a_file_one_of_the_new_stack(config, old_stack, era):
+    """RLlib 2.49's tuned files have new names, and say @OldAPIStack."""
+    (one,) = translate("a", {"run": "IMPALA", "env": "CartPole-v1", "config": config}, "a", old_stack)
+    assert one.values.get("algo.loss_reduction", "mean") == ("mean" if era == "new" else "sum")
+    assert for_old_stack("# @OldAPIStack\na: {run: PPO}") and not for_old_stack("a: {run: PPO}")
+
+
+def test_networks_by_their_new_names_and_without_layers():
+    def values(run, **config):
+        (one,) = translate("a", {"run": run, "env": "CartPole-v1", "config": config}, "a")
+        return one.values, {line.key: (line.how, line.became) for line in one.lines}
+
+    made, _ = values("PPO", model={"fcnet_hiddens": []})
+    assert made["model.hidden"] == [] and "model.activation" not in made
+    made, _ = values("PPO", model={"fcnet_hiddens": [], "post_fcnet_hiddens": [32]})
+    assert made["model.hidden"] == [32] and made["model.activation"] == "relu"
+    made, lines = values("DQN", num_env_runners=1, _model_config_dict={"fcnet_hiddens": [48], "head_fcnet_hiddens": [16]})
+    assert made["model.hidden"] == [48] and made["algo.head.hidden"] == [16]
+    assert lines["_model_config_dict.fcnet_hiddens"] == ("mapped", "model.hidden=[48]")
+    made, lines = values("PPO", rl_module={"model_config": {"fcnet_hiddens": [9]}, "module_class": "x"})
+    assert made["model.hidden"] == [9] and lines["rl_module"][0] == "not mapped"
