@@ -34,12 +34,14 @@ def test_every_part_composes(check, typed, tmp_path):
 
 
 def test_an_algorithm_is_trained_goes_on_and_is_evaluated(tmp_path, capsys):
-    """With a replay, whose options others refuse; with an option that is refused; and on a device that there is not."""
+    """With a replay; without one, whose options it refuses; and on a device that there is not."""
     every, words = loaded("every"), ["--device", "cpu", "--seconds", "30", "--jobs", "1"]
-    assert every.main([str(tmp_path), "iql", "lin_ts", *words, "--again", "cpu", "--env-steps", "600"]) == 0
-    assert "2 algorithms trained, went on and were evaluated; 0 failed" in capsys.readouterr().out
+    assert every.main([str(tmp_path), "iql", *words, "--again", "cpu", "--env-steps", "600"]) == 0
+    assert "1 algorithms trained, went on and were evaluated; 0 failed" in capsys.readouterr().out
     assert every.main([str(tmp_path), "pg", *words, "--again", "cuda:7"]) == 1
     assert "FAILED: resume: rlrun: " in capsys.readouterr().out
+    commands = [part for part in (tmp_path / "pg.log").read_text().split("---- ") if part.startswith("rlrun train")]
+    assert "learning_starts" in commands[0] and "learning_starts" not in commands[-1]
 
 
 def test_the_slow_gpu_tests_are_a_part_of_their_own(check, tmp_path):
