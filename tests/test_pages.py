@@ -208,7 +208,10 @@ def test_the_commands_of_the_tables_of_gpus_normalise_pixels_where_the_page_says
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_name_what_exists(page):
     known = {"algo": options("algo"), "tuned": options("tuned")}
-    found = re.findall(r"(?:^    |`)((?:scripts/)?rlrun [^`\n]+)", page.read_text(), re.M)
+    text = page.read_text()
+    found = re.findall(r"(?:^    |`)((?:scripts/)?rlrun [^`\n]+)", text, re.M)
+    for block in re.findall(r"^```\w*\n(.*?)^```", text, re.M | re.S):
+        found += re.findall(r"^((?:scripts/)?rlrun .+)$", block, re.M)
     for line in found:
         words = line.split()
         command = next((word for word in words[1:] if not word.startswith("-")), None)

@@ -51,6 +51,10 @@ def once(fault: str, **options: object) -> str:
     return wrappers(f"{{name: fault_parts:Once, fault: {fault}{more}}}")
 
 
+class NotHere(Exception):
+    """This machine does not allow what a row needs."""
+
+
 class Broken(Exception):
     """A run did not do what was expected of it, so that the row cannot go on."""
 
@@ -343,13 +347,15 @@ class Run:
         steps = [row["env_steps"] for row in self.rows()]
         self.trial.expect(steps == sorted(steps), f"{self.name}: env steps of progress.jsonl go back")
 
-    def counts_are_right(self, slack: int) -> int:
+    def counts_are_right(self, slack: int, least: int = 0) -> int:
         """No env step is counted twice, and those that were lost are said. Returns the number lost.
 
-        slack: env steps that samplers may have made and not handed over when the run ended."""
+        slack: env steps that samplers may have made and not handed over when the run ended. least: how many must be
+        said to be lost."""
         rows, made = self.rows(), sum(steps for _, steps in self.stepped())
         counted, lost = rows[-1]["env_steps"], int(rows[-1].get("restarts/lost_env_steps", 0))
         self.trial.expect(counted <= made, f"{self.name}: {counted} env steps are counted, and {made} were made")
+        self.trial.expect(lost >= least, f"{self.name}: {lost} env steps are said to be lost, and {least} or more were")
         self.trial.expect(
             counted + lost + slack >= made,
             f"{self.name}: {made} env steps were made; {counted} are counted and {lost} said to be lost",
@@ -376,13 +382,13 @@ def shared_memory() -> Iterator[str]:
 
 @contextlib.contextmanager
 def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
-    """A file system of this size, mounted in a folder. Raises PermissionError where this machine does not allow it."""
+    """A file system of this size, mounted in a folder. Raises NotHere where this machine does not allow it."""
     folder.mkdir(parents=True, exist_ok=True)
     made = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)], capture_output=True, text=True
     )
     if made.returncode:
-        raise PermissionError(f"no small disk can be mounted here ({made.stderr.strip()})")
+        raise NotHere(f"no small disk can be mounted here ({made.stderr.strip()})")
     try:
         yield folder
     finally:
@@ -441,7 +447,7 @@ def attempt(name: str, quick: bool, folder: Path | None = None, tries: int | Non
         chosen.try_it(trial)
     except Broken as error:
         trial.problems.append(str(error))
-    except PermissionError as error:
+    except NotHere as error:
         trial.skipped = str(error)
     finally:
         trial.close()

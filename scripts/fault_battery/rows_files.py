@@ -12,6 +12,7 @@ from fault_battery.harness import (
     LOCAL,
     SERIAL,
     TINY_PPO,
+    NotHere,
     Run,
     Trial,
     may_unshare,
@@ -52,7 +53,7 @@ def disk_full(trial: Trial) -> None:
         ballast = fill(disk)
         again = run.resume()
         trial.tries += 1
-        again.ends(1, 2, says="[Nn]o space|could not be written|full", within=240)
+        again.ends(1, 2, says="[Nn]o space|could not be written|the disk is full", within=240)
         ballast.unlink()
         trial.expect(run.summary, "filled: summary.json is gone or empty after the resume")
         more = run.resume(f"env_steps={run.saved[-1] + 1500}")
@@ -131,7 +132,7 @@ def tensorboard_unwritable(trial: Trial) -> None:
 def shm_small(trial: Trial) -> None:
     """What does not fit is said before anything starts, with the size that is needed and the size that is there."""
     if not may_unshare():
-        raise PermissionError("this machine lets no process have mounts of its own (unshare -m)")
+        raise NotHere("this machine lets no process have mounts of its own (unshare -m)")
     before = ["unshare", "-m", "bash", "-c", 'mount -t tmpfs -o size=1m tmpfs /dev/shm; exec "$@"', "-"]
     large = ["algo=ppo", "env=CartPole-v1", "logger=[console]", *LOCAL, "algo.fragment_length=8192", "algo.batch_size=65536"]
     kinds = {"samplers": large}

@@ -146,7 +146,7 @@ def test_relative_groups_do_not_reach_hydra(line):
     folder.mkdir(parents=True)
     (folder / "evil.yaml").write_text("env_set: {PATH: evil}\n")
     Path("conf/tuned/x.yaml").write_text("# @package _global_\ndefaults:\n  - " + line + "\n  - override /algo: pg\n")
-    with pytest.raises(UserError):
+    with pytest.raises(UserError, match="must not choose Hydra's own groups"):
         _dispatch(["train", "--config-dir", "conf", "tuned=x", *RUN[1:]])
 
 

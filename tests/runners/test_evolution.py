@@ -77,7 +77,7 @@ def test_returns_belong_to_their_perturbation(typed):
         for sign, side in ((1, rollout.plus), (-1, rollout.minus)):
             weight, bias = (sign * 0.3 * one.crew.noise.piece(rollout.offset, 2)).tolist()
             x = np.linspace(-1, 1, 1001)
-            assert side.ret / 400 == pytest.approx(-np.mean((np.clip(weight * x + bias, -1, 1) - x) ** 2), abs=0.2)
+            assert side.ret / 400 == pytest.approx(-np.mean((np.clip(weight * x + bias, -1, 1) - x) ** 2), abs=0.08)
             assert side.fitness == pytest.approx(side.ret - 0.25 * 400)
     one.close()
 
