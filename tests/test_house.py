@@ -50,8 +50,9 @@ def parsed(path: Path) -> ast.Module:
 def imports(path: Path) -> set[str]:
     found = set()
     for node in ast.walk(parsed(path)):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
+        if isinstance(node, ast.ImportFrom):
+            assert node.module and node.level == 0, f"{path}: a relative import"
+            found |= {f"rlrun.{alias.name}" for alias in node.names} if node.module == "rlrun" else {node.module}
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
     return found
@@ -144,10 +145,7 @@ def test_nothing_is_loaded_by_pickle_or_drawn_from_a_global_stream():
         r"weights_only\s*=\s*False": set(),
         r"\bpickle\b": {"mlflow.py"},  # it switches MLflow's own off
         r"yaml\.(unsafe_)?load\(": set(),
-        # workers.py: forked processes would all have the same numbers for what the user's code draws from there
-        r"np\.random\.(seed|rand|randn|randint|choice|uniform)\(": {"workers.py"},
         r"torch\.manual_seed\(": {"build.py", "plan.py"},  # inside fork_rng: nn.init takes no generator
-        r"\brandom\.(seed|random|choice|shuffle)\(": {"workers.py"},
         r"\.argv\b": {"cli.py", "rundir.py", "reaper.py", "job_parent.py"},  # the last two are programs of their own
     }
     for path in sources():
@@ -156,6 +154,28 @@ def test_nothing_is_loaded_by_pickle_or_drawn_from_a_global_stream():
         for pattern, allowed in forbidden.items():
             if path.name not in allowed:
                 assert not re.search(pattern, code), f"{path.relative_to(PACKAGE)}: {pattern}"
+    # Weights are drawn inside of fork_rng. Forked processes would have the same numbers for what the user's code draws.
+    own = {"models/attention.py", "models/critic.py", "models/dynamics.py", "models/noisy.py", "dataflow/workers.py"}
+    found = {path.relative_to(PACKAGE).as_posix(): drawn for path in sources() if (drawn := global_draws(parsed(path)))}
+    assert found.keys() == own, found
+
+
+TORCH = {"rand", "randn", "randint", "randperm", "multinomial", "normal", "bernoulli", "poisson", "rand_like", "randn_like", "randint_like"}
+IN_PLACE = {"normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "log_normal_", "cauchy_"}
+NO_DRAWS = {"np.random": {"default_rng", "get_state", "set_state", "RandomState", "Generator", "PCG64"}, "random": {"Random", "getstate", "setstate"}}
+
+
+def global_draws(tree: ast.AST) -> list[str]:
+    """The calls that draw from a global generator."""
+    found = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        where, name = ast.unparse(node.func.value), node.func.attr
+        alone = all(word.arg != "generator" for word in node.keywords)
+        if (alone and ((where == "torch" and name in TORCH) or name in IN_PLACE)) or name not in NO_DRAWS.get(where, {name}):
+            found.append(ast.unparse(node))
+    return found
 
 
 def test_only_the_optimizer_calls_backward():
