@@ -162,7 +162,7 @@ def test_nothing_is_loaded_by_pickle_or_drawn_from_a_global_stream():
 
 TORCH = {"rand", "randn", "randint", "randperm", "multinomial", "normal", "bernoulli", "poisson", "rand_like", "randn_like", "randint_like"}
 IN_PLACE = {"normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "log_normal_", "cauchy_"}
-NO_DRAWS = {"np.random": {"default_rng", "get_state", "set_state", "RandomState", "Generator", "PCG64"}, "random": {"Random", "getstate", "setstate"}}
+NO_DRAWS = {"np.random": {"default_rng", "get_state", "set_state", "RandomState", "Generator", "PCG64", "SeedSequence"}, "random": {"Random", "getstate", "setstate"}}
 
 
 def global_draws(tree: ast.AST) -> list[str]:
