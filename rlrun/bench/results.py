@@ -23,9 +23,9 @@ FORMAT = 1
 CURVE_POINTS = 200
 ENDLESS = 10**12  # env steps for a run that a time limit ends
 SCORE = "last100: mean return of the last 100 training games, full games, unclipped"
+# Sealed results hold this sentence. The start of the samplers is included, and that of Python is not.
 SECONDS = (
-    "seconds of wall time until the mean return of the last 100 training games reached {target:g}, counted from"
-    " before the samplers start"
+    "seconds of wall time until the mean return of the last 100 training games reached {target:g}, start-up included"
 )
 
 
