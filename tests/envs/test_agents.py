@@ -119,7 +119,7 @@ def test_a_policy_of_several_agents_has_a_return(typed):
     sampler.publish(wiring.policy_factory(acting=True)(), Clock())
     info = sampler.take(1)[0].header.episodes[0].info
     told = {name: value for name, value in info.items() if name.startswith("return/")}
-    assert told == {"return/ends": 824.0, "return/a": 6.0, "return/b": 621.0, "return/c": 818.0}
+    assert told == {"return/ends": 824.0, "return/middle": 621.0, "return/a": 6.0, "return/b": 621.0, "return/c": 818.0}
 
 
 @pytest.mark.parametrize(
