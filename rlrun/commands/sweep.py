@@ -18,9 +18,8 @@ to go on. Ctrl-C lets running jobs save a checkpoint.
 
 --search draws values from lists and intervals instead; int(interval(1,8)) draws whole numbers. Its methods are random,
 tpe (Optuna) and pbt. pbt trains a population of --trials runs: after every --every env steps the worst runs copy the
-weights of the best and go on with perturbed values. --timeout counts for each of these parts of a run. --prune ends a
-run whose best mean return so far is below the median of what the runs that came to their end had after as many env
-steps.
+weights of the best and go on with perturbed values. --timeout counts for each of these parts of a run. --prune ends
+runs early: one whose best mean return so far is below the median that finished runs had after as many env steps.
 
 --cluster slurm hands the jobs to SLURM's queue, --jobs at a time. It needs submitit and a file system that all machines
 share. --cluster local tries the same on this machine. --cluster ray runs each job on a machine of a Ray cluster, which

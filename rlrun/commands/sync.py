@@ -9,7 +9,6 @@ store, or one that did not log to MLflow. --trust is for runs from elsewhere who
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator
@@ -97,10 +96,11 @@ def sync(place: Path, given: dict[str, Any], trusted: bool) -> Iterator[tuple[Pa
 def statuses(sweep: Path) -> dict[str, str]:
     """How the jobs of a sweep ended when it was last run, by name: failed ones and pruned ones will not run again by
     themselves, although they have no result."""
+    from rlrun.experiments.runs import outcomes
+
     try:
-        said = json.loads((sweep / "outcomes.json").read_text())
-        return {str(one["name"]): str(one["status"]) for one in said if one["status"] in ("FAILED", "PRUNED")}
-    except (OSError, ValueError, KeyError, TypeError):
+        return {name: status for name, status, _ in outcomes(sweep)}
+    except UserError:  # a damaged file keeps no run from being sent
         return {}
 
 

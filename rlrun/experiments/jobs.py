@@ -328,7 +328,7 @@ class Pool:
             if one.pruned and outcome.status == "INTERRUPTED":
                 outcome.status, outcome.reason = (
                     "PRUNED",
-                    "most runs that ended had done better after as many env steps",
+                    "most finished runs had done better after as many env steps",
                 )
             if one.too_long and outcome.status not in DONE:
                 outcome.status, outcome.reason = "FAILED", f"took longer than --timeout {self.timeout_sec:g} s"

@@ -65,8 +65,8 @@ class SavedRun:
 
     @cached_property
     def ended(self) -> tuple[str, str]:
-        """Its status and why it ended. A sweep knows more than a run that it ended, which was interrupted for itself.
-        UserError where the sweep's files are damaged."""
+        """Its status and why it ended. A run that its sweep ended knows only that it was interrupted; the sweep knows
+        why. UserError where the sweep's files are damaged."""
         said = str(self.summary.get("status", "unknown")), str(self.summary.get("reason") or "")
         if said[0] in (*DONE, "RUNNING") or not (self.path.parent / "sweep.json").is_file():
             return said

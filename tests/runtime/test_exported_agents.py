@@ -11,11 +11,14 @@ from test_export import made
 from rlrun.core.errors import RunFailed
 from rlrun.core.spec_json import spec_to_json
 from rlrun.core.specs import Discrete
+from rlrun.datasets.trajectories import without_previous
 from rlrun.envs import registry
-from rlrun.envs.recorded import RecordedConfig
+from rlrun.envs.recorded import RecordedConfig, recorded_options
 from rlrun.envs.recorded import make_spec as of_data
 from rlrun.runtime.export import describe, observed, parity, rows_of
+from rlrun.runtime.export_files import opening
 from rlrun.runtime.exported_policy import Exported, example, parts_of
+from rlrun.runtime.played_env import environment_of
 from rlrun.runtime.trained import Trained
 
 PAIRS = "algo.policies={first: a, others: [b, c]}"
@@ -83,6 +86,24 @@ def test_agents_numbers_are_explained_and_agents_of_data_are_named(typed):
     assert part.agents == list("abc") and not part.as_taken
     with pytest.raises(ValueError, match="this run learnt from data, which do not say what each agent sees"):
         learnt.act({agent: np.zeros(3, np.float32) for agent in "abc"})
+
+
+@pytest.mark.parametrize("words", [["algo=alphazero", "env=TicTacToe-v0"], ["algo=ppo", "env=TwoStepGame-v0", "model.value_sees=state"]])
+def test_what_learns_from_data_is_played_without_the_parts_that_only_learners_see(words, typed):
+    """Sets of earlier versions hold game_state too."""
+    trained = made(typed, *words, "model.hidden=[8]")
+    for spec in (trained.spec, without_previous(trained.spec)):
+        recorded = RecordedConfig(name=spec.name, family="data", spec=spec_to_json(spec), options=recorded_options(trained.config.env), reward_clip="none")
+        config = replace(made(typed, "algo=ppo", f"env={spec.name}", "model.hidden=[8]").config, env=recorded)
+        learnt = Trained(trained.run_dir, config, of_data(recorded), trained.policy, trained.clock)
+        assert not isinstance(environment_of(learnt), str)
+    assert "game_state" not in without_previous(trained.spec).obs
+
+
+def test_an_export_says_that_it_leaves_out_random_actions(typed):
+    words = ["algo=dqn", "env=CartPole-v1", "model.hidden=[8]", "replay.capacity=2000"]
+    assert "eval_epsilon=0.05" in opening(made(typed, *words, "algo.exploration.eval_epsilon=0.05"), [])
+    assert "eval_epsilon" not in opening(made(typed, *words, "algo.exploration.eval_epsilon=0"), [])
 
 
 def test_the_note_names_bounds(typed):

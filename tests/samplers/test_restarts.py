@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import types
 from multiprocessing.connection import wait
 
 import gymnasium
@@ -18,6 +19,7 @@ from rlrun.core.pulse import Pulses, watch
 from rlrun.core.restarts import PROCESS_REPEATS, Repeated, Restarts
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.slots import Slots
+from rlrun.dataflow.supervision import Supervised
 from rlrun.samplers.batched import BEGIN, EnvJob, env_process
 
 KINDS = ("serial", "local", "batched")
@@ -250,6 +252,26 @@ def test_a_failure_that_comes_back_at_once_is_not_retried_for_ever(typed):
     assert [again("x", None), again("x", 5), again("x", 5)] == [False, False, True]
     later = Repeated(PROCESS_REPEATS)
     assert not any(later("x", steps) for steps in (None, 101, 500, 2, 1000, 3))
+
+
+@pytest.mark.parametrize("envs, survived", [(1, 2), (16, 5)])
+def test_a_process_lives_for_the_env_steps_of_all_its_environments(envs, survived):
+    """95 steps of each are fewer than 100 env steps only if it has a single environment."""
+    pulses, worker = Pulses(1), types.SimpleNamespace(name="sampler-0")
+    ours = types.SimpleNamespace(number=lambda one: 0, pulses=pulses, times=[0], rows=envs, repeated=[Repeated(PROCESS_REPEATS)], waiting={},
+                                 workers=types.SimpleNamespace(bury=lambda one: None), restarts=Restarts(20, 600.0, lambda text: None))  # fmt: skip
+    for death in range(5):
+        pulses.begin(0)
+        for _ in range(95):
+            pulses.of(0).stepped()
+        if death < survived:
+            Supervised._bury(ours, worker, "sampler-0: killed by SIGKILL")
+        else:
+            with pytest.raises(RunFailed, match="SIGKILL"):
+                Supervised._bury(ours, worker, "sampler-0: killed by SIGKILL")
+            break
+        ours.times[0] += 1
+    assert ours.restarts.processes == survived
 
 
 def test_the_budget_is_for_a_window_that_slides():
