@@ -337,5 +337,8 @@ def own_net(one: Translation, net: str, groups: tuple[str, ...], widths: list[in
     for group in groups:
         for key in [key for key in one.given if key.startswith(f"{group}.") and key not in one.taken]:
             why = f"the {net} has hidden layers with one activation function ({place}.hidden and .activation)"
+            if key.removeprefix(f"{group}.").startswith("custom_model"):
+                head = ", and model.q_head= is the critics' last layer" if net == "critic" else ""
+                why = f"it is Python that has to be ported: model.encoder= stands before actor and critics{head}"
             one.say(key, "not mapped" if one.given[key] not in (None, [], {}, False) else "dropped", why=why)
         one.say(group, "dropped", why="nothing is asked for")

@@ -107,7 +107,8 @@ def translate(name: str, experiment: dict[str, Any], source: str, old_stack: boo
     config = numbers(experiment.get("config") or {})
     env = experiment.get("env", config.get("env"))
     if env is None:
-        raise UserError(f"{source}, {name}: it names no environment")
+        own = f"; rlrun train algo={RUNS[run]} data.path=DIR needs none" if RUNS[run] in FROM_DATA else ""
+        raise UserError(f"{source}, {name}: it names no environment. --env NAME says which one it is{own}")
     envs = options_of(env) or [env]
     names = [name if len(envs) == 1 else f"{name}-{slug(one)}" for one in envs]
     try:
