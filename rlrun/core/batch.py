@@ -165,8 +165,11 @@ class Batch(Mapping[str, "Tensor | Batch"]):
         return kept.map(lambda value: value[index])
 
     def alive(self) -> Batch:
-        """The columns that have a live row. After sequences(), columns are pieces or single rows."""
-        return self.columns(self["valid"].any(0).nonzero().squeeze(1))
+        """The columns that have a live row, or the first one if none has, because an update of no columns is none.
+        After sequences(), columns are pieces or single rows."""
+        found = self["valid"].any(0)
+        found[0] |= ~found.any()
+        return self.columns(found.nonzero().squeeze(1))
 
     def split(self, columns: int) -> Iterator[Batch]:
         """Yields `columns` columns of every field at a time."""

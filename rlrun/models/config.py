@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from rlrun.core.conditions import (
     ACTION_EMBEDDINGS,
@@ -35,7 +35,9 @@ from rlrun.models.world_model import WorldModelConfig
 
 Activation = Literal["tanh", "relu", "elu", "silu"]
 Sides = Annotated[int, Count] | tuple[Annotated[int, Count], Annotated[int, Count]]  # height and width
-ENCODERS = ("auto", "mlp", "nature_cnn", "impala_resnet")
+CONVOLUTIONAL = ("nature_cnn", "impala_resnet")
+ENCODERS = ("auto", "mlp", *CONVOLUTIONAL)
+VECTORS = (256, 256)  # hidden layers over numbers that stand beside images, as conf/model/auto.yaml has for numbers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +146,13 @@ class ModelConfig:
     def central(self) -> bool:
         """Whether values see the state of all agents."""
         return False
+
+    def without_images(self) -> Self:
+        """These options for numbers beside images, such as a state: those of convolutions are left out. Where no hidden
+        layers follow the images, there are two of 256, as for other numbers."""
+        encoder, hidden = "auto" if self.encoder in CONVOLUTIONAL else self.encoder, self.hidden or VECTORS
+        plain = replace(self, conv_filters=None, conv_padding="none", conv_hidden="auto", conv_activation="auto")
+        return replace(plain, encoder=encoder, hidden=hidden)
 
     @property
     def images(self) -> ImageConfig:

@@ -217,7 +217,11 @@ class ImageEncoder(nn.Module):
         whole = x.device.type != "cpu" or torch.compiler.is_exporting()
         # The cache is off because threads would share it (machine/threads.py).
         with torch.autocast(x.device.type, torch.bfloat16, enabled=cast, cache_enabled=False):
-            weight = self.first.weight * self.scale if x.dtype == torch.uint8 else self.first.weight
+            weight = self.first.weight
+            if x.dtype == torch.uint8:
+                # It is rounded before it is scaled, as in the copies that act, whose weights are stored rounded. The
+                # result has the stored type, in which the gradients of all parts are added.
+                weight = (weight.to(compute) * self.scale).to(stored)
             hidden = []
             for part in (x,) if whole else x.split(CHUNK_ROWS):
                 # Transposing bytes first and then widening them costs a third of the other order.

@@ -61,7 +61,9 @@ class DistributionPolicy(FiltersObservations, Policy):
         outputs = model.outputs(DistributionAndValueConfig)
         self.central = outputs.central  # values see obs["state"]
         # What describes the actions is a part of the observation, and no part of the state.
-        of_state = Model(replace(outputs, action_embedding=None), model.precision)
+        apart = self.central and spec.image and not _of_state(spec).image  # what they see is unlike what actors see
+        own = outputs.without_images() if apart else outputs
+        of_state = Model(replace(own, action_embedding=None), model.precision)
         self.state_filter = of_state.filter(_of_state(spec)) if self.central else None
         if outputs.share_value:
             self.value_trunk = None

@@ -1,5 +1,7 @@
 """Centralised critics (MAPPO): the value sees the state of all agents, and acting does not."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,9 @@ import rlrun
 from rlrun.cli import _dispatch
 from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
+from rlrun.core.specs import Agents, Box, Discrete, EnvSpec
+from rlrun.models.model import Model
+from rlrun.policies import DistributionPolicy
 
 SMALL = [
     "env=MultiAgentCartPole-v0",
@@ -86,6 +91,24 @@ def test_an_environments_own_state_is_used(typed):
     pytest.importorskip("mpe2")
     wiring = Wired(typed(*SMALL, *PPO, *CENTRAL, "env=simple_spread_v3"))
     assert wiring.spec.obs["state"].shape == (54 + 3,)
+
+
+@pytest.mark.parametrize("changes", [
+    {"encoder": "nature_cnn"}, {"encoder": "impala_resnet"}, {"conv_filters": ((4, 4, 2),), "conv_padding": "same"},
+    {"conv_activation": "elu", "conv_hidden": (8,)},
+])  # fmt: skip
+def test_values_of_a_state_of_numbers_have_no_convolutions(typed, changes):
+    """Convolutions are for what the agents see. Where no hidden layers stand behind these, the values have some."""
+    seen = Box(shape=(3, 40, 40), dtype="uint8", low=(0.0,), high=(255.0,))
+    state = Box(shape=(10,), dtype="float32", low=(-1.0,), high=(1.0,))
+    agents = Agents(groups=(("agent", ("a", "b")),))
+    spec = EnvSpec(name="x", obs={"observation": seen, "state": state}, action=Discrete(n=3), agents=agents)
+    cfg = typed(*PPO, *SMALL, *CENTRAL).run.model
+    policy = DistributionPolicy(spec, Model(dataclasses.replace(cfg, hidden=(), activation="relu", **changes)))
+    parts = list(policy.value_trunk.modules())
+    assert [part.out_features for part in parts if isinstance(part, torch.nn.Linear)] == [256, 256]
+    assert not any(isinstance(part, torch.nn.Conv2d) for part in parts)
+    assert any(isinstance(part, torch.nn.Conv2d) for part in policy.trunk.modules())
 
 
 def test_agents_numbers_are_part_of_what_they_see(typed):

@@ -134,6 +134,16 @@ def test_only_mains_rows_reach_the_loss(typed):
     assert all(torch.equal(runs[0][key], runs[1][key]) for key in runs[0])
 
 
+def test_rows_of_which_none_is_mains_change_nothing(typed):
+    """In a game of many players main may be out while the others play on."""
+    _, made, batches = collected(typed)
+    theirs = batches[0].replace(valid=torch.zeros_like(batches[0].valid))
+    before = {name: value.clone() for name, value in made.policy.main.named_parameters()}
+    update = made.update(theirs, Clock())
+    assert all(bool(torch.isfinite(torch.as_tensor(value)).all()) for value in update.metrics.values())
+    assert all(torch.equal(value, before[name]) for name, value in made.policy.main.named_parameters())
+
+
 def test_ratings_are_zero_sum_and_follow_the_formula(typed):
     _, made, _ = collected(typed, before=shaken)
     made.elo.fill_(1300.0)
