@@ -79,7 +79,7 @@ VALUES = {
     "action_distribution": ["beta", "squashed_gaussian"], "value_head": ["test_every_option:Last"], "q_head": ["test_every_option:Last"], "conv_filters": [[[4, 4, 2]]],
     "exploration.kind": ["random", "test_every_option:Lazy"], "exploration.kwargs": [{"greedy": True}], "exploration.temperature": [1e-3], "stack": [2],
     "model.size": ["size12m"], "dynamics.patience": [0.0], "return_of": [["agent_1"]], "noop_max": [0], "sticky_actions": [0.9], "priority_eta": [0.1], "local_agents": [["*_1"]], "n_stack": [2], "temperature": [0.1],
-    "max_depth": [1], "puct_base": [1.0], "min_depth": [1, 2], "considered": [1], "value_scale": [10.0, 1e-3], "visit_offset": [0.0, 1e4], "temperature_moves": [1], "eval_simulations": [0], "initial_games": [0], "search.normalize": ["none"],
+    "max_depth": [1], "puct_base": [1.0], "min_depth": [1, 2], "considered": [1], "value_scale": [10.0, 1e-3], "visit_offset": [0.0, 1e4], "temperature_moves": [1], "eval_simulations": [0], "initial_games": [0], "ranked.best": [0.0], "search.normalize": ["none"],
 }  # fmt: skip
 # Words without which an option cannot show what it does.
 CONTEXT = {

@@ -4,16 +4,17 @@ players, or for one with ranked rewards (Laterre et al. 2018, arXiv:1807.01672).
 Rows: single rows of finished episodes, drawn from a replay. Rows in which a player only waited are not drawn. While a
 row is acted on, it also holds the state of the environment's simulator (core/games.py), which is not stored.
 Recorded: search_policy, the policy that the search recommends; searched, whether it was this column's turn; value, the
-search's value, which stands for the rewards that are missing where a time limit cut the episode off.
+search's value or, of the observation behind a time limit, the network's, which stands for the rewards that are missing.
 Two players share one policy, which sees the game from the side to move. They are two columns that wait for each other.
 A single player without ranked rewards learns discounted returns, and the search rescales the values of sibling moves to
 [0, 1] (MuZero, Schrittwieser et al. 2020, rescales over the whole tree). With ranked rewards, an episode counts as 1 if
 its return is above a percentile of the last returns, and as -1 if it is below. The search judges the ends of games by
 the same percentile, and replayed rows are judged by the newest one.
 Options: symmetries, by which each row is mirrored or turned at random, as in AlphaGo Zero; search.root=gumbel
-(Danihelka et al. 2022, "Policy improvement by planning with Gumbel") for few simulations; search.min_depth, at which
-every move is tried once first; temperature, also for a first part of the game alone.
-Differs from the paper: the tree is not kept for the next move. Differs from RLlib: docs/alphazero.md.
+(Danihelka et al. 2022, "Policy improvement by planning with Gumbel") for few simulations; search.min_depth, below
+which every move is tried once first; temperature, also for a first part of the game alone.
+Differs from the paper: the tree is not kept for the next move; a move that has not been tried has the value of its
+node, where the paper's pseudocode has 0 (search.unvisited=zero). Differs from RLlib: docs/alphazero.md.
 Metrics: learn/policy_loss: mean cross-entropy of the search's policy and the network's; value_loss: mean squared error;
 entropy of the network's policy; kl of the search's policy and the network's, which falls as the search finds less that
 is new; explained_variance of the values; with ranked rewards threshold and won, the share of the labels that are 1;
@@ -24,6 +25,7 @@ tuned/alphazero/.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -34,14 +36,14 @@ from torch import Tensor
 from rlrun.core.algorithm import Algorithm, FromReplay, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
 from rlrun.core.conditions import EXPERIENCE, PACED, OnlyFor, OnlyWith
-from rlrun.core.errors import UserError
+from rlrun.core.errors import Notice, UserError
 from rlrun.core.optimizer import OptimizerConfig
 from rlrun.core.ranges import Count, NotNegative, Positive
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
 from rlrun.models.model import Model
 from rlrun.policies import ActingConfig
-from rlrun.policies.planning import RankedConfig, SearchPolicy
+from rlrun.policies.planning import CLOSE, RankedConfig, SearchPolicy
 from rlrun.policies.search import SearchConfig
 
 
@@ -116,6 +118,15 @@ class AlphaZero(Algorithm):
         super().__init__(policy, spec, cfg, ctx)
         self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
         self.turns = None
+        alone = not policy.bounded
+        if alone and cfg.search.discount == 1.0 and spec.max_episode_steps is not None:
+            warnings.warn(
+                f"algo.search.discount=1 adds up all rewards, and a time limit cuts episodes of {spec.name} off, behind"
+                " which the value stands for the rest: where every step is paid, values grow without a bound."
+                " algo.search.discount=0.997 (MuZero's) bounds them",
+                Notice,
+                stacklevel=2,
+            )
         if cfg.symmetries and (known := policy.game.symmetries()) is not None:
             self.turns = [torch.from_numpy(table.copy()).to(ctx.device) for table in known]
         if cfg.ranked.enabled:
@@ -174,6 +185,8 @@ class AlphaZero(Algorithm):
         same = torch.ones_like(batch.reward)
         if self.cfg.ranked.ties == "random":
             same = torch.where(self.ctx.rand(batch.reward.shape) < 0.5, same, -same)
-        close = threshold.isfinite() & ((total - threshold).abs() <= 1e-6 * threshold.abs().clamp(min=1.0))
+        close = threshold.isfinite() & ((total - threshold).abs() <= CLOSE * threshold.abs().clamp(min=1.0))
         z = torch.where(close, same, torch.where(total > threshold, 1.0, -1.0))
+        if self.cfg.ranked.best is not None:
+            z = torch.where(total >= self.cfg.ranked.best - CLOSE * max(1.0, abs(self.cfg.ranked.best)), 1.0, z)
         return z, {"threshold": threshold.clone()}

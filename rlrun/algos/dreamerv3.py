@@ -9,10 +9,11 @@ Recorded: nothing; the state-space model's h is stored at every row, and the h t
 learns from is written back.
 Refused: action masks, because the world model does not predict which actions will be legal; unbounded actions; options
 of other networks.
-Differs from the author's code: the policy's choices are mixed with 1% of a uniform distribution, as the paper says;
-z of a sequence's context row is drawn anew from its h, and not stored; learning starts after learning_starts env steps,
-and not after 1024 sequences; rows that follow a break of a column are in no mean;
-replay.capacity is at most 1,000,000 rows, or 100,000 of images, unless it is set (5,000,000 in the paper).
+Differs from the author's code: the policy's choices are mixed with 1% of a uniform distribution, as the paper says; z
+of a sequence's context row is drawn anew from its h, and not stored; learning starts after learning_starts env steps,
+and not after 1024 sequences; rows that follow a break of a column are in no mean; greedy play takes the likeliest z and
+action, where the author's always samples both (eval.greedy=false does); replay.capacity is at most 1,000,000 rows, or
+100,000 of images, unless it is set (5,000,000 in the paper).
 Metrics: learn/loss and its parts (rec, rew, con, dyn, rep, policy, value, repval), unweighted means; kl: before free
 nats; prior_entropy, posterior_entropy: means over rows, summed over z; entropy: of the dreamt actions; advantage_abs;
 return_mean, value_mean and reward_mean of dreams; return_scale; continue_mean; grad_norm before clipping; lr;

@@ -1,4 +1,4 @@
-"""LinUCB: upper confidence bounds of linear rewards (Li et al. 2010, arXiv:1003.0146, algorithms 1 and 2).
+"""LinUCB: upper confidence bounds of linear rewards (Li et al. 2010, arXiv:1003.0146, algorithm 1).
 
 Every arm's reward is a linear function of features, learnt by ridge regression. Exploring takes the arm with the
 largest x' theta + alpha sqrt(x' A^-1 x).
@@ -6,10 +6,10 @@ largest x' theta + alpha sqrt(x' A^-1 x).
 Rows: fragments [T, B] of the newest policy. Each is used once. Only a row's own reward is learnt; later rewards and the
 values of next states are not used.
 Recorded: nothing.
-Options: items, the observation part that describes the arms, which then share their weights (RLlib's parametric
-models); products, the products of an item's numbers with those of the user; alpha; ridge, the lambda of the regression;
-intercept, one more feature that is always 1. For a slate of items, each place is a row: the item that was chosen is
-paid the reward, and the others 0.
+Options: items, the observation part that describes the arms, which then share their weights (RLlib's parametric models;
+the paper's algorithm 2, which has both kinds of weights, is not here); products, the products of an item's numbers with
+those of the user; alpha; ridge, the lambda of the regression; intercept, one more feature that is always 1. For a slate
+of items, each place is a row: the item that was chosen is paid the reward, and the others 0.
 Differs from the paper: all rows of a batch are added at once. RLlib multiplies the covariance by its alpha before it
 takes the root, so that its alpha is the square of this one, and multiplies the bound by 0.3 where items describe the
 arms; it has no intercept.

@@ -166,7 +166,7 @@ def measured(words: Sequence[str], seconds: float) -> dict[str, Any] | str:
         command = [
             sys.executable,
             "-m",
-            "rlrun",
+            "rlrun.experiments.job",  # ends when this process does
             "benchmark",
             "throughput",
             *words,

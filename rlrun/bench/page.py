@@ -75,13 +75,13 @@ def picture(svg: str) -> str:
 
 def image(kind: str, data: bytes, text: str) -> str:
     """A picture of this kind (png or gif), which the page contains. text: what it shows."""
-    source = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+    source = f"data:image/{escape(kind)};base64,{base64.b64encode(data).decode()}"
     return f'<figure><img src="{source}" alt="{escape(text)}" style="max-width:100%"></figure>'
 
 
 def video(kind: str, data: bytes, text: str) -> str:
     """A video of this kind (mp4), which the page contains. text: what it shows."""
-    source = f"data:video/{kind};base64,{base64.b64encode(data).decode()}"
+    source = f"data:video/{escape(kind)};base64,{base64.b64encode(data).decode()}"
     return (
         f'<figure><video src="{source}" aria-label="{escape(text)}" style="max-width:100%" controls loop muted></video>'
         "</figure>"

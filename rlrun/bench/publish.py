@@ -264,7 +264,10 @@ def normalised(cells: Sequence[Measured]) -> str:
         interval = stratified_bootstrap(scores, iqm, np.random.default_rng(0))
         figures = [(one.cell.game, one.cell.published) for one in own if one.cell.published is not None]
         rllib = iqm(np.array([[human_normalised(game, figure) for game, figure in figures]]))
-        between = f" (95%: {interval.low:.2f} to {interval.high:.2f})" if len(scores) > 1 else " (one seed)"
+        between = f" (95%: {interval.low:.2f} to {interval.high:.2f})"
+        if len(scores) < charts.INTERVAL_RUNS:  # a bootstrap over so few runs is far too narrow
+            each = [iqm(one[None]) for one in scores]
+            between = f" ({len(each)} seeds: {min(each):.2f} to {max(each):.2f})" if len(each) > 1 else " (one seed)"
         told.append(
             f"{label}: IQM of human-normalised scores {interval.value:.2f}{between}, RLlib's figures {rllib:.2f}"
         )

@@ -88,8 +88,8 @@ def measure_all(words: Sequence[str], seconds: float, keep: Callable[[dict[str, 
 
 
 def _rlrun(*words: str) -> str | None:
-    """Runs a command, and returns why it failed, or None."""
-    done = subprocess.run([sys.executable, "-m", "rlrun", *words], capture_output=True, text=True)
+    """Runs a command, which ends when this process does, and returns why it failed, or None."""
+    done = subprocess.run([sys.executable, "-m", "rlrun.experiments.job", *words], capture_output=True, text=True)
     if done.returncode == 0:
         return None
     # Sentences may name commands with the folder of this installation, which a table that others read should not.

@@ -211,7 +211,8 @@ def imagined_of(run) -> list[str]:
     from rlrun.experiments.runs import metrics
 
     made = []
-    pictures = sorted(path for path in (run.path / FOLDER).glob("*.*") if path.stem.isdecimal())
+    files = (path for path in (run.path / FOLDER).glob("*.*") if path.suffix in (".png", ".gif"))
+    pictures = sorted(path for path in files if path.stem.isdecimal())
     if pictures:
         newest = pictures[-1]
         text = f"World model at {int(newest.stem):,} env steps"

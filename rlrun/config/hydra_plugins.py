@@ -23,7 +23,7 @@ from omegaconf import OmegaConf
 
 from rlrun.config.foreign import check_defaults, check_package, check_values
 from rlrun.config.paths import root
-from rlrun.config.types import check_numbers, unreadable
+from rlrun.config.types import check_numbers, check_size, unreadable
 from rlrun.core.errors import UserError
 
 SCHEME = "rlrun-envs"
@@ -124,7 +124,9 @@ class UserSource(FileConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         place = f"{self.path}/{config_path.removesuffix('.yaml')}.yaml"
         try:
-            check_numbers(Path(place).read_text(), place)
+            text = Path(place).read_text()
+            check_size(text, place)
+            check_numbers(text, place)
             result = super().load_config(config_path)
         except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
             raise UserError(f"{place} cannot be read: {unreadable(error)}") from None

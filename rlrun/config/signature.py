@@ -53,9 +53,10 @@ def sign(path: Path) -> None:
     except (OSError, RuntimeError) as error:
         if signed(path):  # it has been signed beforehand
             return
-        why = error.strerror if isinstance(error, OSError) else error
+        # Without a home folder there is no path of a key, and the error says so.
+        why = f"{key_path()}: {error.strerror}" if isinstance(error, OSError) else error
         warnings.warn(
-            f"{path} is not signed ({key_path()}: {why}); if it names modules of your own, it needs --trust later",
+            f"{path} is not signed ({why}); if it names modules of your own, it needs --trust later",
             Notice,
             stacklevel=2,
         )

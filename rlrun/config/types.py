@@ -238,12 +238,17 @@ def plain(cfg: Any) -> dict:
     return made
 
 
+def check_size(text: str, path: Path | str) -> None:
+    """Raises UserError for a file that is too large for a config, or whose aliases could make it so."""
+    if len(text) > LARGEST_YAML or (text.count("*") > MOST_ALIASES and _aliases(text) > MOST_ALIASES):
+        raise UserError(f"{path} is too large for a config")
+
+
 def load_yaml(path: Path) -> dict:
     """Reads a yaml file as it is, without resolving interpolations. Raises UserError if it is missing or unreadable."""
     try:
         text = path.read_text()
-        if len(text) > LARGEST_YAML or (text.count("*") > MOST_ALIASES and _aliases(text) > MOST_ALIASES):
-            raise UserError(f"{path} is too large for a config")
+        check_size(text, path)
         check_numbers(text, path)
         made = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
     except UserError:

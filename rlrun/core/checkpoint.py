@@ -12,6 +12,7 @@ run never falls back to a fresh start.
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import io
 import json
@@ -33,6 +34,8 @@ from rlrun.core.run_lock import held, holder, this_process
 FORMAT = 1
 PARTS = ("policy", "algorithm", "sampler")  # the tensors of every run
 ROWS = "replay-*.bin"  # files that hold the rows in replay
+UMASK = os.umask(0o077)  # reading it changes it, which two threads must not do at once: it is read here alone
+os.umask(UMASK)
 BEST = "best-"  # begins the name of a best checkpoint whose own name a later update of the same env steps has taken
 MAX_FAILURES = 3  # failed saves in a row after which the run ends
 
@@ -100,7 +103,7 @@ def write_atomically(path: Path, text: str | bytes, folder: Path | None = None) 
             file.write(text.encode() if isinstance(text, str) else text)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
+        os.chmod(temporary, 0o666 & ~UMASK)
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)
@@ -119,12 +122,6 @@ def _listed(folder: Path) -> list[Path]:
         return sorted(folder.iterdir())
     except OSError:
         return []
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 class Checkpoints:
@@ -383,7 +380,10 @@ class Checkpoints:
         path = self.directory / name
         verify(path, parts)
         try:
-            return {part: load_part(path, part) for part in parts}, json.loads((path / "run.json").read_text())
+            run = json.loads((path / "run.json").read_text())
+            if not all(type(run[key]) is int and run[key] >= 0 for key in ("env_steps", "updates")):
+                raise ValueError
+            return {part: load_part(path, part) for part in parts}, run
         except Exception as error:  # torch.load raises many kinds
             # The message of torch.load recommends to load any pickled code, so it is left out.
             raise UserError(
@@ -428,8 +428,9 @@ def _verify(path: Path, parts: tuple[str, ...]) -> None:
     if version != FORMAT:
         raise UserError(f"checkpoint {path} has format {version}; this rlrun reads format {FORMAT}")
     there = {file.name for file in path.iterdir()} - {"manifest.json"}
-    if "replay" not in parts:  # rows are not read, and may be about to be removed
+    if not set(PARTS) <= set(parts):  # no run goes on here: its rows are not read, and a live run may remove them
         there -= {file.name for file in path.glob(ROWS)}
+        expected = {name: digest for name, digest in expected.items() if not fnmatch.fnmatch(name, ROWS)}
     unlisted = sorted((there | {f"{part}.pt" for part in parts} | {"run.json"}) - set(expected))
     if unlisted:
         raise UserError(f"checkpoint {path} is damaged: manifest.json has no sha256 of {unlisted[0]}")

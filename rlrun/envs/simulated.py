@@ -189,7 +189,7 @@ class CopiedGame:
     def __init__(self, cfg: GymConfig, env: Any, limited: bool):
         self.env, self.inside = env, env.unwrapped
         self.spec = gym.make_spec(cfg)
-        self.limit = self.spec.max_episode_steps if limited else None
+        self.limited, self.limit = limited, self.spec.max_episode_steps if limited else None
         self.actions = self.spec.action.n if isinstance(self.spec.action, Discrete) else 0
         self.name = cfg.name
         self.made: list[int] = []
@@ -222,7 +222,9 @@ class CopiedGame:
             self.inside.set_state(kept.state)
             obs, reward[i], terminated, truncated, _ = self.inside.step(move + start)
             steps = kept.steps + 1
-            over[i] = terminated or truncated or (self.limit is not None and steps >= self.limit)
+            # Without limits, a search looks beyond them, as the values do that are learnt then.
+            cut = truncated or (self.limit is not None and steps >= self.limit)
+            over[i] = terminated or (self.limited and cut)
             held = None if over[i] else self.inside.get_state()
             after.append(self._keep(HeldState(held, self._rows(obs), kept.paid + float(reward[i]), steps)))
         return Moved(np.array(after, dtype=np.float64)[:, None], reward, over)

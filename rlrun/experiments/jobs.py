@@ -21,6 +21,7 @@ from rlrun.config.words import quoted
 from rlrun.core.errors import UserError, explained
 from rlrun.core.outputs import announce, tell, to_nowhere
 from rlrun.core.run_lock import held, holder
+from rlrun.core.signals import SAME_SEC
 from rlrun.experiments.job_parent import PARENT
 from rlrun.experiments.outcomes import (
     DONE,
@@ -184,6 +185,7 @@ class Pool:
         self.running: list[_Running] = []
         self.waiting: list[_Waiting] = []
         self.signal: int | None = None
+        self.signalled_at = 0.0
         self.refused, self.not_before = 0, 0.0  # starts that failed in a row, and the time of the next one
         self.terminals: list[int] = []  # outputs that a person reads
         self.again = self.told = False  # a second signal came; the view has said what the first one does
@@ -254,8 +256,11 @@ class Pool:
         self.running.clear()
 
     def _on_signal(self, number: int, frame: Any) -> None:
-        self.again = self.interrupted
-        self.signal = self.signal or number
+        # A session that ends sends SIGTERM and SIGHUP at once, which is not a person who asks again.
+        self.again = self.again or (
+            self.interrupted and (number == signal.SIGINT or time.monotonic() - self.signalled_at > SAME_SEC)
+        )
+        self.signal, self.signalled_at = self.signal or number, self.signalled_at or time.monotonic()
 
     def _on_hangup(self, number: int, frame: Any) -> None:
         """The terminal was closed, and writing to it would raise an error."""

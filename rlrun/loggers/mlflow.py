@@ -23,6 +23,7 @@ from urllib.parse import unquote, urlsplit
 
 from rlrun.core.errors import UserError
 from rlrun.core.passwords import masked, whole
+from rlrun.core.run_lock import held
 
 LOCK_SEC = 300.0  # on a busy machine, another run may take a minute to create the store
 BESIDE = ("-journal", "-wal", "-shm")  # ends of the names of the files that SQLite keeps beside a store
@@ -253,9 +254,10 @@ def stale_runs(root: Path, fix: bool = False, status: str = "KILLED") -> list[st
     for experiment in client.search_experiments():
         for run in client.search_runs([experiment.experiment_id], "attributes.status = 'RUNNING'"):
             tags = run.data.tags
-            if tags.get("rlrun.host") == platform.node() and not _runs(
-                psutil, int(tags.get("rlrun.pid", 0)), run.info.start_time / 1000
-            ):
+            # A run that was resumed has a younger process than its start, but it holds the lock of its directory.
+            alive = _runs(psutil, int(tags.get("rlrun.pid", 0)), run.info.start_time / 1000)
+            alive = alive or ("rlrun.run_dir" in tags and held(Path(tags["rlrun.run_dir"])))
+            if tags.get("rlrun.host") == platform.node() and not alive:
                 stale.append(run.info.run_name or run.info.run_id)
                 if fix:
                     client.set_terminated(run.info.run_id, status)

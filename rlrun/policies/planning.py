@@ -27,6 +27,8 @@ from rlrun.policies.distribution import without_meaning
 from rlrun.policies.exploration import Explorer
 from rlrun.policies.search import Leaf, SearchConfig, Searched, noisy, search
 
+CLOSE = 1e-6  # returns that differ by this share of their size are equal
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankedConfig:
@@ -37,6 +39,7 @@ class RankedConfig:
     games: Annotated[int, Count, OnlyWith("enabled")]
     initial_games: Annotated[int, NotNegative, OnlyWith("enabled")]
     ties: Annotated[Literal["random", "won"], OnlyWith("enabled")]
+    best: Annotated[float | None, OnlyWith("enabled")]
 
 
 class Guessed(NamedTuple):
@@ -307,8 +310,10 @@ class GuidedGame:
         that of no games."""
         same = 1.0 if self.policy.ranked.ties == "won" else self.rng.choice([-1.0, 1.0], returns.shape)
         threshold = self.threshold or 0.0
-        close = np.isfinite(threshold) & (np.abs(returns - threshold) <= 1e-6 * max(1.0, abs(threshold)))
-        return np.where(close, same, np.where(returns > threshold, 1.0, -1.0))
+        close = np.isfinite(threshold) & (np.abs(returns - threshold) <= CLOSE * max(1.0, abs(threshold)))
+        label = np.where(close, same, np.where(returns > threshold, 1.0, -1.0))
+        best = self.policy.ranked.best
+        return label if best is None else np.where(returns >= best - CLOSE * max(1.0, abs(best)), 1.0, label)
 
     def evaluate(self, state: np.ndarray) -> Leaf:
         return self.policy.look(self.game.observe(state))

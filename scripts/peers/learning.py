@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
 import json
 import math
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -85,6 +87,28 @@ def rlrun_command(task: Task, seed: int, folder: Path) -> list[str]:
     return [sys.executable, "-m", "rlrun", "train", *words, *saves, "log_every_sec=0.1", f"run_dir={folder / 'run'}"]
 
 
+def metered(command: list[str], folder: Path, env: dict[str, str]) -> tuple[int, list[str], float]:
+    """Runs a command in a folder. Returns its exit code, the lines that it printed, and the CPU seconds of all its
+    processes. Raises Failed if it takes longer than LIMIT_SEC."""
+    told = folder / "cpu_sec"
+    with (folder / "out").open("w+") as out:
+        whole = [sys.executable, str(HERE / "metered.py"), str(told), *command]
+        process = subprocess.Popen(
+            whole, stdout=out, stderr=subprocess.STDOUT, cwd=folder, env=env, start_new_session=True
+        )
+        try:
+            code = process.wait(LIMIT_SEC)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"it did not end within {LIMIT_SEC:.0f} s") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        out.seek(0)
+        used = float(told.read_text()) if told.is_file() else math.nan
+        return code, out.read().strip().splitlines(), used
+
+
 def run(side: str, task: Task, seed: int, python: Path | None) -> dict[str, Any]:
     """Trains once and returns curve, final score, area and CPU seconds. Raises Failed."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
@@ -93,15 +117,9 @@ def run(side: str, task: Task, seed: int, python: Path | None) -> dict[str, Any]
         script = str(HERE / f"{side}_learning.py")
         words = [task.algo, task.env, str(task.env_steps), str(seed)]
         command = rlrun_command(task, seed, folder) if python is None else [str(python), script, *words]
-        with (folder / "out").open("w+") as out:
-            process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, cwd=folder, env=env)
-            _, status, used = os.wait4(process.pid, 0)  # its CPU seconds include those of its own processes
-            process.returncode = os.waitstatus_to_exitcode(status)
-            cpu_sec = used.ru_utime + used.ru_stime
-            out.seek(0)
-            lines = out.read().strip().splitlines()
-        if process.returncode:
-            raise Failed(last(lines, process.returncode))
+        code, lines, cpu_sec = metered(command, folder, env)
+        if code:
+            raise Failed(last(lines, code))
         if python is None:
             rows = [json.loads(line) for line in (folder / "run" / "progress.jsonl").read_text().splitlines()]
             summary = json.loads((folder / "run" / "summary.json").read_text())
@@ -263,6 +281,8 @@ def main() -> int:
     kept_words += [f"--seeds {said.seeds}"] if said.seeds != parser.get_default("seeds") else []
     kept_words += [f"--markdown {said.markdown}"] if said.markdown else []
     kept_words += ["--only-render"] if said.only_render else []
+    if not found:
+        parser.error(f"--folder: {said.folder} holds none of these runs")
     text = markdown(found, " ".join(["scripts/compare_peers --learning", *kept_words]))
     print(text)
     if said.markdown:

@@ -13,6 +13,7 @@ The exit code is 1 if the run failed, or if something has grown.
 from __future__ import annotations
 
 import argparse
+import atexit
 import datetime
 import json
 import shlex
@@ -106,6 +107,7 @@ def soak(name: str, seconds: float, words: list[str], out: Path) -> int:
     looks: list[dict[str, Any]] = []
     with (runs / "output.txt").open("w") as output:
         child = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, start_new_session=True)
+        atexit.register(child.kill)  # a soak that is interrupted leaves no run behind
         run = psutil.Process(child.pid)
         while child.poll() is None and time.time() - started < seconds:
             time.sleep(EVERY_SEC)
@@ -244,6 +246,8 @@ def verdict(result: dict) -> str:
         return "It is flat." if result["flat"] else "It was too short."
     grew = [NAMES[key][0] for key, one in result["slopes"].items() if one["per_hour"] - 2 * one["error"] > NAMES[key][2]]
     slower = [f"speed ({100 * result['speed']:.0f} % at the end)"] if result["speed"] < SPEED else []
+    if not grew + slower:  # what was seen varies so much that growth within the bounds cannot be told from none
+        return "It was too short to say."
     return f"It is flat but for {' and '.join(grew + slower)}."
 
 
@@ -313,6 +317,7 @@ def main() -> int:
         return 0
     if not given.name or not words:
         parser.error("say the name of the soak, and after -- the words of rlrun train")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # the run that goes on is ended then
     return soak(given.name, given.seconds, words, given.out)
 
 

@@ -18,7 +18,7 @@ from wired import Wired, checked
 from rlrun.cli import _dispatch
 from rlrun.config.run import type_config
 from rlrun.core import games
-from rlrun.core.errors import UserError
+from rlrun.core.errors import Notice, UserError
 from rlrun.core.games import STATE, random_legal, random_returns
 from rlrun.core.schedule import Clock
 from rlrun.envs.boards import ConnectFour, TicTacToe
@@ -89,6 +89,14 @@ class Endless(Copied):
         return seen, 1.0, False, False, {}
 
 
+class Cut(Copied):
+    """It says by itself that its time is up."""
+
+    def step(self, action):
+        seen, _, _, _, _ = super().step(action)
+        return seen, 1.0, False, True, {}
+
+
 class WithEngine(CartPoleEnv):
     """Its simulator is a physics engine, of which a search knows nothing."""
 
@@ -117,7 +125,7 @@ gymnasium.register(
     vector_entry_point="gymnasium.envs.classic_control.cartpole:CartPoleVectorEnv",
     max_episode_steps=30,
 )
-for name in ("Copied", "Forgetful", "Unrestorable", "WithEngine"):
+for name in ("Copied", "Cut", "Forgetful", "Unrestorable", "WithEngine"):
     gymnasium.register(f"tests/{name}-v0", entry_point=globals()[name])
 gymnasium.register("tests/Limited-v0", entry_point="rlrun.envs.puzzles:sparse_cartpole", max_episode_steps=20)
 gymnasium.register("tests/Endless-v0", entry_point=Endless, max_episode_steps=15)
@@ -398,6 +406,10 @@ def test_ranked_rewards_judge_by_the_last_returns(typed):
     _, won, _ = start(typed, "alphazero", *RANKED, "algo.ranked.ties=won")
     won.policy._add_returns(np.full(20, 7.0))
     assert (won.outcome(batch.replace(episode_return=torch.full((1, 20), 7.0)))[0] == 1).all()
+    _, best, _ = start(typed, "alphazero", *RANKED, "algo.ranked.best=7")  # a solved problem is won, whatever was before
+    best.policy._add_returns(np.full(20, 7.0))
+    assert (best.outcome(batch.replace(episode_return=torch.full((1, 20), 7.0)))[0] == 1).all()
+    assert GuidedGame(best.policy, np.random.default_rng(0)).labels(np.array([7.0, 6.9, 8.0])).tolist() == [1, -1, 1]
 
 
 def test_the_returns_of_episodes_reach_the_ranks_through_moments(typed):
@@ -433,8 +445,12 @@ def test_copies_end_where_the_environments_time_limit_ends_them(typed):
         assert more == (14 - played if played < 15 else 30 - played)
         game.forget()
     env.close()
-    _, plain, _ = start(typed, "alphazero", "env=tests/Endless-v0", "algo.search.simulations=2")
+    with pytest.warns(Notice, match="values grow without a bound"):
+        _, plain, _ = start(typed, "alphazero", "env=tests/Endless-v0", "algo.search.simulations=2")
     assert plain.policy.game.limit is None, "a value stands for what follows a time limit"
+    cut = [start(typed, "alphazero", "env=tests/Cut-v0", *words)[1].policy.game for words in (RANKED[2:], [])]
+    ends = [game.step(game.start(np.random.default_rng(0), 1), np.zeros(1, np.int64)).over.tolist() for game in cut]
+    assert ends == [[True], [False]], "also where the environment says it by itself"
 
 
 def test_random_games_have_the_returns_of_random_play():

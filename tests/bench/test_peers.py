@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -172,6 +173,13 @@ def test_pages_of_defaults_say_which_runs_had_local_changes():
     assert "rlrun at aaaaaaaaaa + local changes, bbbbbbbbbb, on 2 cores" in page
     page = atari.markdown({("ppo", "Pong"): clean, ("ppo", "Qbert"): changed}, {"Pong": made, "Qbert": made})
     assert "\naaaaaaaaaa + local changes, bbbbbbbbbb on 2 cores" in page
+
+
+def test_processor_time_of_processes_that_nobody_waits_for_is_counted(tmp_path):
+    burn = "import time\nwhile time.process_time() < 1: pass"
+    orphan = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {burn!r}]); print('over'); sys.exit(3)"
+    code, lines, cpu_sec = learning.metered([sys.executable, "-c", orphan], tmp_path, dict(os.environ))
+    assert (code, lines) == (3, ["over"]) and 1.0 <= cpu_sec < 5.0
 
 
 @pytest.mark.slow

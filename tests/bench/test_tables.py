@@ -249,6 +249,7 @@ def test_what_is_drawn_says_what_is_known(tmp_path):
     text = made[0].read_text()
     assert "| Breakout | IMPALA | 385 | ~150 | 685 (Rainbow, Tianshou) | 402 (401 to 402) | beaten | 1, 2 |" in text
     assert "| SpaceInvaders | IMPALA | 719 | ~600 | 2,482 (FQF, Tianshou) | 702 (701 to 702) | short |" in text and "rlrun train seed=1" in text
+    assert "(2 seeds: " in text and "95%" not in text, "a bootstrap over two seeds covers two thirds of the truth"
     assert "IQM of human-normalised scores" in text and "sticky actions: 0;" in text and "last100" in text
     html = made[1].read_text()
     assert (

@@ -306,6 +306,16 @@ def test_a_signal_lets_running_jobs_save_and_starts_no_more(tmp_path):
     assert signal.getsignal(signal.SIGINT) == before
 
 
+def test_the_two_signals_of_a_session_that_ends_are_one(tmp_path):
+    running = pool()
+    running._on_signal(signal.SIGTERM, None)
+    running._on_hangup(signal.SIGHUP, None)
+    assert running.interrupted and not running.again
+    running.signalled_at -= 2.0
+    running._on_signal(signal.SIGTERM, None)
+    assert running.again
+
+
 def test_the_second_signal_does_not_wait(tmp_path):
     running = pool()
     deaf = RUN.replace(
@@ -318,7 +328,7 @@ def test_the_second_signal_does_not_wait(tmp_path):
         while not (tmp_path / "a" / "cores").exists():
             time.sleep(0.02)
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(0.5)
+        time.sleep(jobs.SAME_SEC + 0.2)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=interrupt, daemon=True).start()

@@ -1,5 +1,6 @@
 """A run never vanishes from MLflow: what is missing there is sent when the store is back, or by `rlrun sync`."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ from rlrun.cli import _dispatch
 from rlrun.core.errors import UserError
 from rlrun.experiments.record import logs_to_mlflow, write
 from rlrun.loggers.mirror import Mirror, MlflowPlace
-from rlrun.loggers.mlflow import available, make_root, open_experiment, store_root, store_uri
+from rlrun.loggers.mlflow import available, make_root, open_experiment, stale_runs, store_root, store_uri
 
 pytestmark = pytest.mark.skipif(not available(), reason="mlflow is not installed")
 QUICK = {"resources": "debug", "model": {"hidden": (8,)}, "log_every_steps": 20}
@@ -178,6 +179,13 @@ def test_a_store_whose_address_was_written_differently_is_the_same(tmp_path, cap
     assert _dispatch(["sync", str(folder / "one")]) == 0
     assert "nothing was missing" in capsys.readouterr().out
     assert only_run(uri).info.run_id == run.info.run_id and json.loads(memory.read_text()) == known
+    # A run that was resumed has a process that is younger than its start. It holds the lock of its directory.
+    client(uri).update_run(run.info.run_id, "RUNNING")
+    client(uri).set_tag(run.info.run_id, "rlrun.pid", "999999999")
+    with (folder / "one" / "run.lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert stale_runs(folder, fix=True) == []
+    assert stale_runs(folder, fix=True) == [run.info.run_name] and only_run(uri).info.status == "KILLED"
 
 
 def test_a_sweep_is_sent_to_another_store_too_with_how_its_jobs_ended(tmp_path):

@@ -504,6 +504,22 @@ def test_a_resumed_run_that_begins_to_evaluate_forgets_the_best_training_return(
     assert checkpoints_of(path).load()[1]["best"] >= last["best"], "nothing is forgotten where nothing has changed"
 
 
+def test_what_a_checkpoint_does_not_say_is_a_sentence_and_rows_are_read_by_runs_alone(tmp_path):
+    path = tmp_path / "run"
+    train(path, "algo=dqn", "env=CartPole-v1", "env_steps=200", "algo.learning_starts=50", "algo.num_envs=1")
+    place = path / "checkpoints" / checkpoints_of(path).names()[-1]
+    rows = next(place.glob("replay-*.bin"))
+    rows.write_bytes(rows.read_bytes()[:-1])
+    checkpoints_of(path).load(parts=("policy",))  # as rlrun evaluate does, also beside a run that removes rows
+    with pytest.raises(UserError, match="truncated"):
+        checkpoints_of(path).load()
+    run = json.loads((place / "run.json").read_text())
+    del run["updates"]
+    _rewrite(place / "run.json", run)
+    with pytest.raises(UserError, match="cannot be read"):
+        checkpoints_of(path).load(parts=("policy",))
+
+
 def _rewrite(file, run):
     """Changes a checkpoint's run.json and its digest."""
     file.write_text(json.dumps(run))
