@@ -182,7 +182,7 @@ def test_a_store_whose_address_was_written_differently_is_the_same(tmp_path, cap
     # A run that was resumed has a process that is younger than its start. It holds the lock of its directory.
     client(uri).update_run(run.info.run_id, "RUNNING")
     client(uri).set_tag(run.info.run_id, "rlrun.pid", "999999999")
-    with (folder / "one" / "run.lock").open() as file:
+    with (folder / "one" / "run.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert stale_runs(folder, fix=True) == []
     assert stale_runs(folder, fix=True) == [run.info.run_name] and only_run(uri).info.status == "KILLED"
