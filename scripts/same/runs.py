@@ -278,6 +278,9 @@ def difference(base: Path, head: Path, after: int = 0) -> str | None:
     mine, theirs = numbers(base, after), numbers(head, after)
     if not any("algorithm.pt" in name for name in mine):
         return "BASE saved no algorithm"
+    last = max((base / "checkpoints").glob("[0-9]*"))
+    if json.loads((last / "run.json").read_text())["updates"] == 0:
+        return "BASE made no update, so that nothing was compared"
     missing, more = sorted(mine.keys() - theirs.keys()), sorted(theirs.keys() - mine.keys())
     if missing or more:
         return f"HEAD lacks {', '.join(missing[:3]) or 'nothing'} and has {', '.join(more[:3]) or 'nothing'} beside"
