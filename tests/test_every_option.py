@@ -106,7 +106,7 @@ JOINT_REFUSES = (
 )
 REFUSES = {
     **{(algo, option): JOINT_REFUSES for algo in ("qmix", "vdn", "iql") for option in ("exploration.kind", "exploration.kwargs", "exploration.temperature", "exploration.noise_std", "exploration.noise_epsilon", "head.noisy", "head.sigma0")},
-    **{(algo, option): ("is for agents that are columns of their own", JOINT_REFUSES[1] if algo != "maddpg" else "it is for one agent: model.observation_filter")
+    **{(algo, option): ("is for algorithms that learn each agent by itself", JOINT_REFUSES[1] if algo != "maddpg" else "it is for one agent: model.observation_filter")
        for algo in ("qmix", "vdn", "iql", "maddpg") for option in ("observation_filter", "observation_clip")},
     **{(algo, option): ("changes what a feature means from row to row", "Refused: model.observation_filter, whose moments change what features mean")
        for algo in BANDITS for option in ("observation_filter", "observation_clip")},

@@ -121,9 +121,9 @@ class AlphaZero(Algorithm):
         alone = not policy.bounded
         if alone and cfg.search.discount == 1.0 and spec.max_episode_steps is not None:
             warnings.warn(
-                f"algo.search.discount=1 adds up all rewards, and a time limit cuts episodes of {spec.name} off, behind"
-                " which the value stands for the rest: where every step is paid, values grow without a bound."
-                " algo.search.discount=0.997 (MuZero's) bounds them",
+                f"algo.search.discount=1 does not discount rewards. Where a time limit cuts an episode of {spec.name}"
+                " off, the network's value stands for the rewards that would follow. If every step is paid, values grow"
+                " without a bound: set algo.search.discount=0.997, as in MuZero",
                 Notice,
                 stacklevel=2,
             )

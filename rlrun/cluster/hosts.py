@@ -234,7 +234,7 @@ class Hosts:
         if self.cfg.lost == "end":
             raise RunFailed(f"{reason}; resources.ray.lost=end ends the run")
         if part.repeated(reason, part.env_steps if part.restart else None):
-            raise RunFailed(f"{reason}\nThis has happened {part.repeated.times} times in a row, each time at once.")
+            raise RunFailed(f"{reason}\nThis has happened {part.repeated.times} times in a row, soon after each start.")
         self.restarts.process_failed(reason, lost)
         part.restart += 1
         self._replace(part, host.node)

@@ -2,8 +2,8 @@
 
 Finds what is wrong with an environment of your own before anything is trained on it: its spaces, what reset() and
 step() return, rewards and ends, seeds, what reset() leaves behind, instances that disturb each other, observations that
-change later, masks of actions, speed and memory, and with several agents who is there and who is paid. Each finding
-says what is wrong, where, and how to mend it.
+change later, masks of actions, speed and memory, and with several agents which of them are present and get rewards.
+Each finding says what is wrong, where, and how to mend it.
 
   rlrun check-env my_package:MyEnv
   rlrun check-env my_package:MyEnv-v0 'env.kwargs={size: 5}'
@@ -11,8 +11,9 @@ says what is wrong, where, and how to mend it.
 
 NAME is what env= takes, so that it may also be CartPole-v1, Pong or simple_spread_v3, and all options of env= can be
 given. The environment runs in a process of its own. If it crashes or hangs (env.step_timeout_sec, by default 20
-seconds; env.reset_timeout_sec, by default 60), that is said with the line where it did. seconds= says how long it is
-played. The exit code is 0 if there are no findings or only warnings and notes, and 2 if there are errors."""
+seconds; env.reset_timeout_sec, by default 60), a finding names the line where this happened. seconds= says for how long
+the environment is played. The exit code is 0 if there are no findings or only warnings and notes, and 2 if there are
+errors."""
 
 from __future__ import annotations
 

@@ -53,7 +53,10 @@ def main(words: list[str]) -> int:
     own = isinstance(source, ParquetSource)
     if options.random_return is not None or options.expert_return is not None:
         if not own or not Path(places[0]).is_dir():
-            raise UserError(f"{places[0]}: references are stored in folders that rlrun recorded")
+            raise UserError(
+                f"{places[0]}: random_return= and expert_return= can be stored only in a folder of data that rlrun"
+                " recorded; name such a folder"
+            )
         if _of_one_agent(source.facts.spec):
             raise UserError(
                 f"{places[0]}: random_return= and expert_return= are returns of whole games, and each trajectory here"

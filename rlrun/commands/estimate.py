@@ -15,8 +15,8 @@ dm        the direct method: a model of action values, learnt by fitted Q evalua
 dr        doubly robust: the model, corrected by per-decision weights
 wdr       doubly robust, with weights as in step_wis
 
-Where a time limit cut all episodes of the data and the discount is 1, as of bc, which has none of its own, dm, dr and
-wdr may be infinite: they are left out or, where they are asked for, refused.
+Where a time limit cut all episodes of the data and the discount is 1, the estimates of dm, dr and wdr may be infinite.
+They are then left out, or refused if method= names them. A run of bc has no discount of its own, so its discount is 1.
 
 All methods except dm need the probability with which each recorded action was chosen. rlrun's own data sets have it.
 greedy=true judges the policy as evaluations play it; greedy=false (the default) as it explores in training, at the
@@ -26,9 +26,10 @@ Where there is an environment, the same policy then plays episodes=N full games 
 table says whose interval covers their mean; episodes=0 plays none. It is the environment of the run or, for a run that
 learnt from data alone, one of this machine that has the name and the spaces of that of the data.
 
-`effective` is the number of own episodes that the weighted ones are worth. Where it is small, no interval of an
-estimate with weights can be trusted. bernstein holds for every number of episodes, but needs bounds for what an episode
-contributes: its return, times its weight. One episode has no other interval.
+`effective` is the effective sample size: how many episodes of the policy itself the weighted episodes are worth. Where
+it is small, no interval of an estimate with weights can be trusted. interval=bernstein holds for every number of
+episodes, but needs bounds=[LOW,HIGH] for what an episode contributes, which is its return times its weight. One episode
+alone gets an interval by no other method.
 
 folds, num_actions and model.* are for dm, dr and wdr. folds is the number of parts into which episodes are divided: a
 model is fitted for each part to the others; with folds=1 it judges the episodes that it has learnt from. num_actions is

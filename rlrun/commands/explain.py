@@ -135,7 +135,7 @@ def groups_of(name: str, inner: str | None) -> list[tuple[str, list[str]]]:
     core = inner or name
     output, model = output_of(name), model_of(core)
     files = [f"model/{model}", *bases("model", model), f"model/output/{output}"]
-    found = [("Options of its model: model.<name>=<value>; what stands first wins", files)]
+    found = [("Options of its model: model.<name>=<value>; if shown twice, the first value counts", files)]
     if output == "distribution_and_value" or model == "lstm":
         memories = ["model/memory/lstm", "model/memory/gtrxl"]
         found.append(("Options of its memory, for model=lstm, gru or gtrxl: model.memory.<name>=<value>", memories))

@@ -54,7 +54,9 @@ def main(words: list[str]) -> int:
         text, one.name = one.text(source), called  # the file's head has RLlib's name
         place = folder / "tuned" / one.algo / f"{one.name}.yaml"
         if place in texts:
-            raise UserError(f"two experiments are called {one.name}, and {place} has room for one of them")
+            raise UserError(
+                f"two experiments are called {one.name}, and both would be written to {place}: rename one of them"
+            )
         texts[place] = text
         if place.exists() and place.read_text() != texts[place] and not flags["--force"]:
             raise UserError(

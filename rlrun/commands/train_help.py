@@ -70,9 +70,9 @@ def of_algorithm(algo: str) -> None:
     inner = inner_algorithm(algo)
     for path, name in [("algo", algo), *([("algo.inner", inner)] if inner else [])]:
         for file in (f"algo/{name}", *base_options(name)):
-            print(part(path, text_of(file), f"Options of {file}; what stands first wins"))
+            print(part(path, text_of(file), f"Options of {file}; if shown twice, the first value counts"))
         for group, file in included_groups(name).items():
-            print(part(f"{path}.{group}", text_of(file), f"Options of {file}; what stands first wins"))
+            print(part(f"{path}.{group}", text_of(file), f"Options of {file}; if shown twice, the first value counts"))
     for title, files in groups_of(algo, inner):
         print(f"{title}\n")
         for file in files:

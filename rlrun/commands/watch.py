@@ -86,7 +86,7 @@ def main(words: list[str]) -> int:
                 returns = record(trained, options, film.show)
     except gymnasium.error.DependencyNotInstalled as error:
         raise UserError(f"{trained.spec.name} cannot be drawn: {error}") from None
-    print(f"{film.count} frames, return {', '.join(f'{r:g}' for r in returns) or 'of no finished episode'}\n{movie}")
+    print(f"{film.count} frames, return {', '.join(f'{r:g}' for r in returns) or 'unknown: no game ended'}\n{movie}")
     if options.gif:
         picture = folder / f"{name}.gif"
         with written_whole(picture) as part:
@@ -122,7 +122,7 @@ def in_window(path: Path, options: WatchOptions, trusted: bool) -> int:
             returns = record(trained, options, window.show)
         except gymnasium.error.DependencyNotInstalled as error:
             raise UserError(f"{trained.spec.name} cannot be drawn: {error}") from None
-    print(f"return {', '.join(f'{r:g}' for r in returns) or 'of no finished episode'}")
+    print(f"return {', '.join(f'{r:g}' for r in returns) or 'unknown: no game ended'}")
     return 0
 
 

@@ -78,7 +78,8 @@ def refuse_links(folder: Path) -> None:
         for name in (*folders, *files):
             if (Path(place) / name).is_symlink():
                 raise UserError(
-                    f"{Path(place) / name} is a symbolic link, and {folder} was not made here, or is a copy: remove it"
+                    f"{Path(place) / name} is a symbolic link, and {folder} was made elsewhere or is a copy, in which"
+                    " links are refused: remove the link"
                 )
 
 
@@ -272,8 +273,8 @@ def set_by_user(values: dict[str, Any]) -> dict[str, Any]:
         if settled(without) == settled(values):
             option = f"{path.split('.' + TABLE)[0]}.{name}"
             raise UserError(
-                f"{path}={given[path]} does nothing in this run: {option} would have to be auto, and observations of"
-                f" this kind ({groups[-1]}); set {option} itself"
+                f"{path}={given[path]} does nothing in this run: it is used only where {option} is auto and"
+                f" observations are of the kind {groups[-1]}; set {option} itself"
             )
     return given
 

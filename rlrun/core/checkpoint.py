@@ -279,7 +279,7 @@ class Checkpoints:
             self._name_best(there.name, run)
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
-            warnings.warn(f"the best checkpoint, {there}, could not be named: {error}", Notice, stacklevel=2)
+            warnings.warn(f"the checkpoint {there} could not be marked as the best: {error}", Notice, stacklevel=2)
             return None
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)

@@ -148,7 +148,7 @@ class Restarts:
         self.times.append(now)
 
     def _left(self) -> str:
-        return f"{len(self.times)} of {self.limit} failures that are survived in {self.window_sec:g} s"
+        return f"{len(self.times)} of {self.limit} failures allowed within {self.window_sec:g} s"
 
     def _too_many(self) -> str:
         return (

@@ -65,9 +65,9 @@ def common(spaces: Mapping[str, Space], what: str, name: str) -> tuple[Space, st
         other = next(agent for agent, space in spaces.items() if space != first)
         raise UserError(
             f"the agents {next(iter(spaces))} and {other} of {name} have the {what} spaces {first} and"
-            f" {spaces[other]}. rlrun pads choices of unlike number and vectors of unlike length; other agents of one"
-            " environment need equal spaces, also where each has a policy of its own. If they are parts of what one"
-            " agent sees and does, say env.family=gym"
+            f" {spaces[other]}. The agents of one environment need equal spaces, even where each has a policy of its"
+            " own; rlrun evens out only different numbers of choices and different lengths of vectors, by padding. If"
+            " these agents are parts of what one agent sees and does, set env.family=gym"
         )
     sizes = ", ".join(dict.fromkeys(map(described, kinds)))
     if len({space.n if isinstance(space, Discrete) else space.size for space in kinds}) > 1:  # type: ignore[union-attr]

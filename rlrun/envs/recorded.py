@@ -14,8 +14,8 @@ from rlrun.core.spec_json import spec_from_json
 from rlrun.core.specs import EnvSpec
 
 NO_ENV = (
-    "this run learnt from data, without an environment, so that there is nothing to play: train with env=NAME beside"
-    " data.path=, such as with init=RUN_DIR to begin with its weights"
+    "this run learnt from data, without an environment, so that there is nothing to play: train a new run with env=NAME"
+    " and data.path=DIR, which can begin with the weights of this one (init=RUN_DIR)"
 )
 
 

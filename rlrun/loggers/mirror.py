@@ -271,7 +271,7 @@ class Mirror:
             name = (found.info.run_name or old).removesuffix(REPLACED)  # an earlier answer may have been lost
             client.update_run(old, status="KILLED", name=f"{name}{REPLACED}")
             client.set_tag(new, "rlrun.replaces", old)
-            say("the run took back rows that are there, so it is logged anew, with all rows; the old one is marked")
+            say("MLflow has rows that the run took back, so it is logged anew, with all rows; the old run is marked")
         self.memory["replaces"] = None
 
     def _tag(self, facts: Mapping[str, Any]) -> None:

@@ -19,9 +19,9 @@ def refuse_modes(module: nn.Module, option: str) -> None:
     for name, layer in module.named_modules():
         if _has_modes(layer):
             raise UserError(
-                f"{option} has the layer {name or 'itself'} ({type(layer).__name__}), which works differently in"
-                " training mode, but the network that acts has to be the one that learns: use LayerNorm or GroupNorm in"
-                " place of BatchNorm, and no dropout; call eval() on a pretrained part in __init__"
+                f"{option} {f'has the layer {name}' if name else 'is a layer'} ({type(layer).__name__}) that works"
+                " differently in training mode, but the network that acts has to be the one that learns: use LayerNorm"
+                " or GroupNorm in place of BatchNorm, and no dropout; call eval() on a pretrained part in __init__"
             )
 
 

@@ -42,8 +42,8 @@ class AdaptedPolicy(DistributionPolicy):
             raise UserError("a policy that is adapted by gradients has no memory: leave out model=lstm, gru and gtrxl")
         if isinstance(self.action_head, AutoregressiveHead):
             raise UserError(
-                "model.autoregressive=true is for algorithms without tasks, because the parts of an action are chosen"
-                " one after the other, and tasks together"
+                "model.autoregressive=true does not work with tasks: all tasks choose their actions at once, and the"
+                " parts of an autoregressive action are chosen one after the other; set it to false"
             )
         self.tasks, self.envs_per_task = tasks, envs_per_task
         self.frozen = frozen_in(self)

@@ -311,7 +311,10 @@ class BanditPolicy(FiltersObservations, Policy):
     def _certain(self, obs: Batch, is_first: Tensor, mode: Mode) -> Tensor:
         """The arms [T, B] or slates [T, B, S] that are taken for certain. Raises UserError where weights are drawn."""
         if mode == "explore" and self.rule == "sample":
-            raise UserError("the chances of arms have no formula where weights are drawn; those of greedy actions have")
+            raise UserError(
+                "the probabilities of arms cannot be computed where weights are drawn; greedy=true judges greedy"
+                " actions instead"
+            )
         x = self.of(Batch(obs=obs, is_first=is_first)).flatten(0, 1)
         score = self.scores(x, mode, torch.Generator(x.device))  # from which nothing is drawn
         return self.chosen(score, obs.map(lambda part: part.flatten(0, 1))).unflatten(0, is_first.shape)

@@ -386,7 +386,10 @@ def check_exploration(policy: Policy, spec: EnvSpec, record: tuple[str, ...]) ->
     if made != wanted:
         raise UserError(f"{named} chooses {made} for {count} observations of {spec.name}, and not {wanted}")
     if after != kept:
-        raise UserError(f"{named} begins with the state {kept or 'of nothing'} and goes on with {after or 'nothing'}")
+        raise UserError(
+            f"{named} begins with {kept or 'no state'} and goes on with {after or 'no state'}: choose() must return a"
+            " state with the parts and shapes of initial_state()"
+        )
 
 
 def _forms(tree: Batch, path: str = "") -> dict[str, str]:

@@ -33,7 +33,7 @@ class JointQPolicy(Policy):
         if not isinstance(explorer.cfg, ValueExplorationConfig) or explorer.cfg.kind != "epsilon_greedy":
             raise UserError(f"exploration.kind={explorer.cfg.kind} is for one agent; several explore by epsilon_greedy")
         if model.cfg.observation_filter != "none":
-            raise UserError("model.observation_filter is for agents that are columns of their own; use none")
+            raise UserError("model.observation_filter is for algorithms that learn each agent by itself; use none")
         if spec.agent.image:
             raise UserError(f"{spec.name} shows images, and this policy takes vectors")
         if head.noisy:

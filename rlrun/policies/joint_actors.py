@@ -70,7 +70,7 @@ class JointActorPolicy(Policy):
         super().__init__()
         assert isinstance(explorer.cfg, JointExplorationConfig)
         if model.cfg.observation_filter != "none":
-            raise UserError("model.observation_filter is for agents that are columns of their own; use none")
+            raise UserError("model.observation_filter is for algorithms that learn each agent by itself; use none")
         if model.cfg.memory.kind != "none":
             raise UserError(
                 f"several actors with critics have no memory: model/memory={model.cfg.memory.kind} is for qmix, vdn and"

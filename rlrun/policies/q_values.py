@@ -193,8 +193,8 @@ class QPolicy(FiltersObservations, Policy):
         asked, mode, obs = mode, self.explorer.mode(mode), batch["obs"]
         if not self._known(mode):
             raise UserError(
-                f"what is explored by {'noisy layers' if self.noisy else 'noise in parameters'} has no known"
-                " probabilities; greedy actions have"
+                f"actions explored by {'noisy layers' if self.noisy else 'noise in parameters'} have no known"
+                " probabilities; greedy=true judges greedy actions instead"
             )
         draw_noise(self, None)
         q, _ = self(obs, batch["is_first"], self.state_before(batch))

@@ -97,7 +97,7 @@ class SlatePolicy(FiltersObservations, Policy):
         super().__init__()
         assert isinstance(explorer.cfg, SlateExplorationConfig)
         if model.cfg.memory.kind != "none":
-            raise UserError("slateq learns from single rows; a model with memory (lstm, gru, gtrxl) has no use for it")
+            raise UserError("slateq learns from single rows, without memory: leave out model=lstm, gru and gtrxl")
         self.spec, self.explorer, self.explore = spec, explorer, explorer.cfg
         self.display = display_of(spec, *parts)
         self.rule: SlateRule = rule

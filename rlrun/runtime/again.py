@@ -47,7 +47,7 @@ class Again:
             raise RunFailed(f"{error}\nThe run does not begin again: {damaged}") from None
         steps = None if self.began is None else env_steps - self.began
         if self.repeated(str(error), steps):
-            raise RunFailed(f"{error}\nThis has happened {self.repeated.times} times in a row, each time at once.")
+            raise RunFailed(f"{error}\nThis has happened {self.repeated.times} times in a row, soon after each start.")
         at = restored[1]["env_steps"]
         self.restarts.run_failed(str(error), at, env_steps - at)
         self.times, self.began = self.times + 1, at

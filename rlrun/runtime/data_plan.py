@@ -146,9 +146,12 @@ def plan_data(config: Typed, spec: EnvSpec, needs: Needs, policy: Policy, learne
         )
     assert needs.replay is not None
     if needs.replay.first_priority:
-        raise UserError("algo.input_priorities are computed by samplers, and recorded data do not have them")
+        raise UserError(
+            "algo.input_priorities=true needs samplers, which compute the priorities, and recorded data have none: set"
+            " it to false"
+        )
     if needs.several:
-        raise UserError(f"{name} has several policies, and data are learnt by one")
+        raise UserError(f"{name} has several policies, and only one can learn from data: leave data.path out")
     columns = needs.columns if offline else shared_columns(cfg.share or 0.0, needs.columns, learners)
     memory = (
         MEMORY

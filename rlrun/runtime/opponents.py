@@ -161,7 +161,7 @@ def matches(trained: Trained, opponent: Competitor | None, episodes: int) -> lis
         return [Match(trained.policy, None, episodes)]
     own, count = of_run(trained, str(trained.run_dir)), len(opponent.seats)
     if episodes < count:
-        raise UserError(f"with an opponent there is at least one episode for each agent: episodes={count}")
+        raise UserError(f"an opponent needs at least one episode for each agent: set episodes={count} or more")
     return [Match(pair(own, opponent, agent), agent, share) for agent, share in enumerate(_shares(episodes, count))]
 
 
@@ -219,7 +219,8 @@ def seatings(one: Competitor, other: Competitor, episodes: int) -> list[Seating]
     sides = [(one, other, False)] if count == 2 else [(one, other, False), (other, one, True)]
     if episodes < count * len(sides):
         raise UserError(
-            f"both players of a pair play every agent in at least one episode: episodes={count * len(sides)}"
+            "both players of a pair play every agent in at least one episode: set"
+            f" episodes={count * len(sides)} or more"
         )
     shares = iter(_shares(episodes, count * len(sides)))
     return [

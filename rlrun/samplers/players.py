@@ -359,7 +359,7 @@ class Players:
         since = None if number not in self.since else self.since[number] + taken
         if self.repeated[number](reason, since):
             raise RunFailed(
-                f"{reason}\nThis has happened {self.repeated[number].times} times in a row, each time at once."
+                f"{reason}\nThis has happened {self.repeated[number].times} times in a row, soon after each start."
             )
         self.restarts.process_failed(reason, taken)
         self.since[number] = 0

@@ -166,7 +166,7 @@ def in_the_example(monkeypatch):
     (["algo=ppo", "algo.exploration.kind=my_rl.exploration:Sticky", "algo.exploration.kwargs.sty=1"], "argument 'sty'"),
     (["algo=ppo", "algo.exploration.kind=my_rl.broken:Silent"], "Silent gives no log_prob"),
     (["algo=ppo", "algo.exploration.kind=my_rl.broken:Wide"], "chooses {'action': '[2, 2] whole numbers'} for 2"),
-    (["algo=ppo", "algo.exploration.kind=my_rl.broken:Growing"], "begins with the state of nothing"),
+    (["algo=ppo", "algo.exploration.kind=my_rl.broken:Growing"], "begins with no state"),
     (["algo=dqn", "algo.exploration.kind=my_rl.exploration:Sticky"], "fails for CartPole-v1: AttributeError"),
     (["algo=es", "algo.explore=false"], "no option algo.explore"),
 ])  # fmt: skip

@@ -41,7 +41,7 @@ def test_a_window_shows_every_frame_and_can_be_closed(run, monkeypatch, capsys):
     monkeypatch.setattr(window.Window, "show", seen)
     assert _dispatch(["watch", str(run), "window=true"]) == 0
     assert len(shown) == 5 and not np.array_equal(shown[0], shown[-1])
-    assert "return of no finished episode" in capsys.readouterr().out
+    assert "return unknown: no game ended" in capsys.readouterr().out
     with pytest.raises(UserError, match="imagine=true writes its pictures to files"):
         _dispatch(["watch", str(run), "window=true", "imagine=true"])
 

@@ -64,9 +64,9 @@ def test_the_sentence_names_the_choice_that_has_the_option(words, said):
         (["algo=ars", "model.hidden=[]", "env.reward_clip=sign"], "is for algorithms with algo.reward_clip"),
         (
             ["algo=ppo", "algo.by_observation.images.lr=1"],
-            "algo.lr would have to be auto, and observations of this kind",
+            "used only where algo.lr is auto and observations are of the kind images",
         ),
-        (["algo=ppo", "algo.lr=1e-3", "algo.by_observation.vectors.lr=1"], "algo.lr would have to be auto"),
+        (["algo=ppo", "algo.lr=1e-3", "algo.by_observation.vectors.lr=1"], "used only where algo.lr is auto"),
         (["algo=ppo", "model.conv_activation=elu"], "model.conv_activation is for images"),
         (["algo=es", "resources=auto", "resources.learner_threads=2"], "one thread makes"),
         (["algo=ppo", "resources.precision=bf16"], "only convolutions use bf16"),

@@ -202,7 +202,7 @@ def test_a_player_explores_as_at_its_own_checkpoint(runs):
 
 
 @pytest.mark.parametrize("words, said", [
-    (["LEAGUE", "random", "episodes=1"], "in at least one episode: episodes=2"),
+    (["LEAGUE", "random", "episodes=1"], "in at least one episode: set episodes=2 or more"),
     (["LEAGUE", "random", "opponent=random"], "opponent is for one run"),
     (["LEAGUE", "LEAGUE/"], "is named twice"),
     (["LEAGUE", "nowhere"], "nowhere is no player"),
