@@ -9,9 +9,9 @@ Refused: action masks, because the world model does not predict which actions wi
 that are not 64 x 64; options of other networks.
 Differs from the author's code (danijar/dreamer @ 56d4d44): vectors and choices can be observed. A sequence may go on in
 the next episode, where the memory begins anew; rows are drawn with equal probability, not episodes. Dreams do not begin
-at the end of an episode, where the code leaves out the last row of every sequence. bf16 stands for float16. Greedy
-acting takes the means of z and of the action's normal variable, where the code draws z and takes the most probable of
-100 actions.
+at the end of an episode, where the code leaves out the last row of every sequence. Half precision is bf16 here and
+float16 in the code. Greedy acting takes the means of z and of the action's normal variable, where the code draws z and
+takes the most probable of 100 actions.
 Metrics: learn/model_loss, actor_loss and value_loss; rec, rew and con: parts of the model's loss, without weights and
 constants; kl: before free nats; prior_entropy, posterior_entropy: means over rows, summed over z; entropy: of the
 policy on replayed rows; return_mean, value_mean and reward_mean of dreams; continue_mean, discount included;

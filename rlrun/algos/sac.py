@@ -7,9 +7,9 @@ out, as in RLlib. With memory: sequences with burn-in, of which every row is lea
 Recorded: nothing.
 Options: twin_q: two critics, of which the smaller value is used; initial_alpha, alpha_lr (0 keeps alpha constant),
 target_entropy; model.action_distribution: squashed_gaussian or beta; n_step, replay=prioritized, huber_delta, l2.
-Differs from the paper: alpha's loss is linear in log alpha. Critics and policy both learn from the parameters before
-the update, whereas algorithm 1 steps the critics first. The authors' code does both in the same way. Losses are halves
-of squared errors. The log standard deviation of actions is bounded to [-5, 2], and in the authors' code to [-20, 2].
+Differs from the paper: as in the authors' code, alpha's loss is linear in log alpha, and critics and policy both learn
+from the parameters before the update, whereas algorithm 1 steps the critics first. Losses are halves of squared errors.
+The log standard deviation of actions is bounded to [-5, 2]; the authors' code bounds it to [-20, 2].
 Metrics: learn/critic_loss: sum over critics of means of weighted losses; actor_loss: mean of alpha log pi - Q;
 alpha_loss; alpha; entropy: mean -log pi of the policy's own actions; td_error: mean |target - Q| over critics; q: mean
 value of the actions taken; target; critic_, actor_ and alpha_grad_norm before clipping, and lr.

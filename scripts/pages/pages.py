@@ -114,11 +114,13 @@ that, every option with its comment, and the names that RLlib and the paper have
   each agent, or each group, a policy of its own, and [Several agents](multi_agent.md) says more.
 - For algorithms around another one (`icm`, `rnd`, `re3`, `multi`, `self_play`), the table shows what holds with the
   algorithm that is inside by default. With `algo@algo.inner=NAME`, rows and runner are those of NAME.
-- With `resources=debug` a run that is resumed from its newest checkpoint gives the same weights, to the bit, as one that
-  saved there and went on. That is not so for an older one (`checkpoint=`) of an algorithm with a replay, because only
-  the newest checkpoint has replayed rows. Every save ends all episodes, so other saves, also those after evaluations, give another run.
-  Other runs restore what was learnt and, from the last checkpoint, the replay, but not what their samplers hold: episodes
-  begin anew, and parameter noise adapts its deviation anew. Where there are several processes, they overtake one another.
+- With `resources=debug`, a run that is resumed from its newest checkpoint ends with the same weights, to the bit, as a
+  run that saved there and went on. Every save and every evaluation that saves ends all episodes, so both runs must save
+  and evaluate at the same env steps. With a replay, a resume from an older checkpoint (`checkpoint=`) gives other
+  weights, because only the newest checkpoint holds the replayed rows.
+- Without `resources=debug`, a resumed run is not the same to the bit. It gets back what was learnt and, from the last
+  checkpoint, the replay. Episodes begin anew, parameter noise adapts its deviation anew, and the order in which several
+  processes finish is not fixed.
 - *Several learners* sum their gradients, on GPUs of their own or on the cores of a CPU (`resources.num_learners=2`).
   `lin_ts` and `lin_ucb` learn from one row at a time by default, and need a batch with a row for each (`algo.batch_size=2`).
 
@@ -308,10 +310,10 @@ fastest of its settings on that machine. The number format is each library's def
 has it, and float32 for the others. Each heading names the machine. The tables of processors with bf16 are the most
 relevant. On the first machine, DQN was measured again a day later with four environments.
 
-On this whole page, rlrun does not normalise pixels, except where a table or a run [on a GPU](#on-a-gpu) says so, and neither
-do the other libraries. Since 28 November 2026, PPO, DD-PPO, APPO, IMPALA, A2C and A3C do so by default. This makes their
-updates about a fifth longer on a CPU. `model.observation_filter=none` turns it off; with a tuned file that sets
-`model.observation_clip`, add `model.observation_clip=10`.
+On this page, no library normalises pixels, and rlrun does so only where a table or a run [on a GPU](#on-a-gpu) says it.
+Since 28 November 2026, however, PPO, DD-PPO, APPO, IMPALA, A2C and A3C normalise pixels by default, which makes their
+updates about a fifth longer on a CPU. To measure as on this page, set `model.observation_filter=none`. With a tuned
+file that sets `model.observation_clip`, add `model.observation_clip=10`.
 
 {chr(10).join(f"### On {machine}{chr(10)}{chr(10)}{chr(10).join(tables)}" for machine, tables in parts.items())}
 ## Parts and bound
@@ -373,8 +375,8 @@ RLlib's page says that its IMPALA reached about 30,000 with two V100 GPUs and 12
 IMPALA and PPO. The shares are those of the emulator on the machine above, where all cores ran it.
 
 {table(("algorithm", "env steps/s on Pong", "share of the emulator alone", "bound of the parts", "command"), measured(last["parts"]))}
-IMPALA is no faster there with fewer samplers, or where Python's threads take shorter turns. For the latter,
-`sys.setswitchinterval(0.0002)` was called in a sitecustomize.py on PYTHONPATH. DQN is faster than on the machine above because its replay now writes and draws rows with
+IMPALA is not faster there with 14 samplers. Shorter turns of Python's threads (`sys.setswitchinterval(0.0002)` in a
+`sitecustomize.py`) changed its speed by 2 %. DQN is faster than on the machine above because its replay now writes and draws rows with
 recorded graphs: inserting takes 52 us of the learner's time for an env step, and it took 105.
 
 An update, with the copy of its rows to the GPU, in milliseconds:
