@@ -236,6 +236,9 @@ class HostSampler:
         """Takes in what has arrived. Raises RunFailed when too much was lost."""
         self._receive(0.0)
 
+    def at_work(self) -> bool:
+        return False
+
     def handles(self) -> list:
         return []  # answers cannot be waited for together with pipes
 

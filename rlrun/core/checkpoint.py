@@ -334,8 +334,10 @@ class Checkpoints:
             shutil.rmtree(self.directory / name)
         for name in [n for n in self._kept() if n != best]:
             shutil.rmtree(self.directory / name)
-        # Rows take gigabytes, and runs are usually resumed from the last checkpoint.
-        for name in [*self.names()[:-1], *self._kept()]:
+        # Rows take gigabytes, and runs are usually resumed from the last checkpoint. One that was saved without the
+        # replay, whose processes were lost, leaves those of the checkpoint before it.
+        having = [name for name in self.names() if any((self.directory / name).glob(ROWS))]
+        for name in [*having[:-1], *self._kept()]:
             path = self.directory / name
             files = list(path.glob(ROWS))
             if files:

@@ -63,7 +63,9 @@ class Pulse:
 
     def beat(self, activity: int) -> None:
         """Says what the process begins to do now."""
-        self.row[ACTIVITY], self.row[SINCE] = activity, time.monotonic_ns()
+        # The time comes first: who reads between the two would take the old time for that of a new activity.
+        self.row[SINCE] = time.monotonic_ns()
+        self.row[ACTIVITY] = activity
 
     def stepped(self) -> None:
         """Says that a step has returned."""

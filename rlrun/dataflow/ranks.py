@@ -14,8 +14,9 @@ import functools
 import math
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ STOP_SEC = 10.0  # for which the first learner still waits for the others when a
 # The timeout of all ranks but 0, because rank 0 may evaluate and save for as long as it takes. If it ends, its
 # connections break anyway.
 FOREVER = timedelta(days=7)
+GPU_LOOK_SEC = 1e-4  # between two looks at whether an exchange on GPUs has ended
 
 
 class ProcessRanks(Ranks):
@@ -89,16 +91,19 @@ class ProcessRanks(Ranks):
             return
         # A machine that loses its power or its network breaks no connection, so its loss is noticed by look().
         work, self.waiting = together(functools.partial(exchange, async_op=True), *args), True
-        begun = awake()
-        while True:
-            try:
-                work.wait(timedelta(seconds=LOOK_SEC))
-                self.waiting = False
-                return
-            except RuntimeError as error:
-                if work.is_completed():
-                    raise Disconnected(str(error)) from error
-            self.look(awake() - begun)
+        on_gpu = any(isinstance(arg, Tensor) and arg.is_cuda for arg in args)
+        begun = looked = awake()
+        while not work.is_completed():
+            if on_gpu:  # NCCL gives an exchange up for good whose wait() has a limit of time
+                time.sleep(GPU_LOOK_SEC)
+            else:
+                with suppress(RuntimeError):  # the time is over, or the exchange has failed
+                    work.wait(timedelta(seconds=LOOK_SEC))
+            if awake() - looked >= LOOK_SEC and not work.is_completed():
+                looked = awake()
+                self.look(looked - begun)
+        together(work.wait)  # raises what has failed; on a GPU, the current stream waits for the exchange
+        self.waiting = False
 
     def _meet(self) -> None:
         """Waits until all learners are here."""
@@ -287,6 +292,11 @@ def company(
                 workers.receive_or_nothing(1.0)  # raises RunFailed with the reason if a learner has died
                 raise ProcessLost(f"a learner does not answer: {error}") from error
         finally:
+            # An exchange that was given up ends only when the others do, and close() would wait for it.
+            given_up = ranks is not None and ranks.waiting
+            if given_up:
+                workers.stop_recorders(limits)
             if ranks is not None:
                 ranks.close()
-            workers.stop_recorders(limits)
+            if not given_up:
+                workers.stop_recorders(limits)

@@ -44,6 +44,11 @@ class Sampler(Protocol):
         """Raises RunFailed when a worker died. Does not block."""
         ...
 
+    def at_work(self) -> bool:
+        """Returns whether an environment is in a step or a reset, or has made one since this was asked last. Samplers
+        on other machines do not know, and say no."""
+        ...
+
     def publish(self, policy: Policy | None, clock: Clock) -> None:
         """Makes these the weights to act with; None sends only the clock."""
         ...

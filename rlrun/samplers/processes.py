@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from rlrun.core.batch import RowSpec
 from rlrun.core.callbacks import EnvCallback, make_callbacks
@@ -109,11 +110,17 @@ class ProcessSampler(Unsaved):
         that die or hang; None: the first one ends the run."""
         self.plan, self.restarts = plan, restarts or Restarts(0, 1.0)
         self.pulses = Pulses(plan.workers)
+        self.beats: Tensor | None = None  # what the processes had done when at_work() was asked last
         self.columns, self.total_columns = plan.columns, plan.columns * producers
         self.slots: FragmentStore = make_store(plan.layout, producers * plan.in_flight)
         self.views = {key: self.slots.view(key) for key in self.slots.keys}
         # For each slot, the number of the producer that fills it.
         self.producer = {key: number // plan.in_flight for number, key in enumerate(self.slots.keys)}
+
+    def at_work(self) -> bool:
+        now = self.supervised.beats()
+        before, self.beats = self.beats, now
+        return before is None or self.supervised.at_work(before)
 
     def fragment(self, header: Header) -> Fragment:
         """The rows of the slot that a header names."""

@@ -43,6 +43,9 @@ class SerialSampler:
     def begin(self) -> None:
         """Does nothing, because take() collects fragments when it is called."""
 
+    def at_work(self) -> bool:
+        return False
+
     def handles(self) -> list:
         return []
 

@@ -32,7 +32,8 @@ from rlrun.core.ranks import Ranks
 from rlrun.core.restarts import Restarts
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.cut import Cut
-from rlrun.dataflow.ranks import company
+from rlrun.dataflow.meeting import Disconnected
+from rlrun.dataflow.ranks import ProcessRanks, company
 from rlrun.machine.machine import Machine
 from rlrun.runtime.plan import plan
 
@@ -309,6 +310,31 @@ def test_learners_with_different_weights_do_not_begin():
     ranks.off = 1e-9
     with pytest.raises(RunFailed, match="different weights"):
         check_equal(made, ranks)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_an_exchange_that_ends_just_after_a_look_is_no_broken_connection(monkeypatch, broken):
+    """wait() then says that its time was over, although the exchange has been completed meanwhile."""
+    done, looks = [], []
+
+    class Work:
+        def wait(self, limit=None):
+            done.append(limit)
+            if limit is not None or broken:
+                raise RuntimeError("Operation timed out!" if limit is not None else "Connection closed by peer")
+
+        def is_completed(self):
+            return len(done) >= 2
+
+    monkeypatch.setattr("rlrun.dataflow.ranks.LOOK_SEC", 0.0)
+    ranks = ProcessRanks.__new__(ProcessRanks)
+    ranks.look, ranks.waiting = looks.append, False
+    if broken:
+        with pytest.raises(Disconnected, match="closed by peer"):
+            ranks._exchange(lambda async_op: Work())
+    else:
+        ranks._exchange(lambda async_op: Work())
+    assert len(looks) == 1 and ranks.waiting is broken
 
 
 def test_only_broken_connections_are_blamed_on_other_learners():

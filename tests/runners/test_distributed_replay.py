@@ -226,6 +226,15 @@ class Three:
         return clock.updates < 3
 
 
+def test_a_fragment_of_slow_steps_may_take_longer_than_the_queues_time():
+    job, asked = Three(), []
+    job.queued, job.at_work = 0, lambda: asked.append(1) or len(asked) < 3
+    cfg = SimpleNamespace(pace="free", num_shards=1, max_weight_sync_delay=100, queue_timeout_sec=0.05)
+    with pytest.raises(RunFailed, match="no fragment for"):
+        run(job, cfg, job)
+    assert len(asked) == 3
+
+
 def test_rows_that_come_beside_an_update_are_counted_before_the_next_tick():
     """A tick may be the last one, or save the rows of the shards."""
     job = Three()

@@ -333,6 +333,17 @@ def test_rotation_keeps_the_last_and_the_best(tmp_path):
         checkpoints.load("33")
 
 
+def test_rows_stay_until_others_are_saved(tmp_path):
+    """A shard that is lost leaves no rows to be saved; those of the checkpoint before are all that is left then."""
+    checkpoints = Checkpoints(tmp_path, keep=9)
+    for steps, saved in ((10, True), (20, False), (30, False), (40, True)):
+        rows = (lambda folder: (folder / "replay-0.bin").write_bytes(b"rows")) if saved else None
+        checkpoints.save(steps, {"policy": {}}, {"env_steps": steps, "updates": 1}, False, rows)
+        having = [int(path.parent.name) for path in tmp_path.glob("*/replay-0.bin")]
+        assert having == ([40] if steps == 40 else [10])
+        assert all(verify(tmp_path / name) is None for name in checkpoints.names())
+
+
 def test_a_full_disk_costs_a_checkpoint_not_the_run(tmp_path, monkeypatch):
     checkpoints = Checkpoints(tmp_path, keep=2)
     assert checkpoints.save(10, {"policy": {"x": torch.ones(1)}}, {}, False)
