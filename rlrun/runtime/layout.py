@@ -90,8 +90,8 @@ def among_nodes(config: Typed, ray: RayConfig, resources: Resources, machine: Ma
     """Divides learners or samplers among the machines of a cluster (resources=ray)."""
     if config.runner.name in ("on_policy", "meta") and ray.lost == "leave_out":
         raise UserError(
-            f"resources.ray.lost=leave_out: runner={config.runner.name} waits for the rows of all samplers, so it cannot"
-            " go on without some; use take_over or end"
+            f"resources.ray.lost=leave_out: runner={config.runner.name} waits for the rows of all samplers, so it"
+            " cannot go on without some; use take_over or end"
         )
     if resources.num_learners > 1:
         return learners_on_nodes(config, resources, machine)
