@@ -323,7 +323,8 @@ def test_a_replay_keeps_its_shape(tmp_path, change, said):
 def test_rotation_keeps_the_last_and_the_best(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=2)
     for steps, best in ((10, False), (20, True), (30, False), (40, False), (50, False)):
-        checkpoints.save(steps, {"policy": {"x": torch.ones(1)}}, {"metric": steps}, best)
+        run = {"metric": steps, "env_steps": steps, "updates": 1}
+        checkpoints.save(steps, {"policy": {"x": torch.ones(1)}}, run, best)
     assert [int(name) for name in checkpoints.names()] == [20, 40, 50]
     assert int(checkpoints.best()) == 20
     tensors, run = checkpoints.load("best", parts=("policy",))
