@@ -14,8 +14,8 @@ from rlrun.core.errors import Notice, ProcessLost, UserError
 def saved(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=3)
     tensors = {name: {"weight": torch.ones(3)} for name in ("policy", "algorithm", "sampler")}
-    path = checkpoints.save(10, tensors, {"env_steps": 10}, best=False)
-    assert path is not None and checkpoints.load()[1] == {"env_steps": 10}
+    path = checkpoints.save(10, tensors, {"env_steps": 10, "updates": 1}, best=False)
+    assert path is not None and checkpoints.load()[1] == {"env_steps": 10, "updates": 1}
     return checkpoints, path
 
 
@@ -58,18 +58,18 @@ def test_an_earlier_moment_becomes_the_best_and_rows_of_the_last_one_stay(tmp_pa
     def rows(folder):
         (folder / "replay-0.bin").write_bytes(b"rows")
 
-    checkpoints.save(20, tensors(2.0), {"env_steps": 20, "metric": None}, best=False, rows=rows)
-    assert checkpoints.save_earlier(10, tensors(1.0), {"env_steps": 10, "metric": 5.0}) == tmp_path / f"{10:012d}"
+    checkpoints.save(20, tensors(2.0), {"env_steps": 20, "updates": 1, "metric": None}, best=False, rows=rows)
+    assert checkpoints.save_earlier(10, tensors(1.0), {"env_steps": 10, "updates": 1, "metric": 5.0}) == tmp_path / f"{10:012d}"
     assert checkpoints.best() == f"{10:012d}" and checkpoints.names()[-1] == f"{20:012d}"
-    checkpoints.save_earlier(20, tensors(9.0), {"env_steps": 20, "metric": 7.0})
+    checkpoints.save_earlier(20, tensors(9.0), {"env_steps": 20, "updates": 1, "metric": 7.0})
     assert checkpoints.best() == f"{20:012d}" and (tmp_path / f"{20:012d}" / "replay-0.bin").read_bytes() == b"rows"
     loaded, run = checkpoints.load("best")
     assert run["metric"] == 7.0 and torch.equal(loaded["policy"]["weight"], torch.full((3,), 2.0))
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
-    checkpoints.save_earlier(25, tensors(3.0), {"env_steps": 25, "metric": 8.0})  # between two regular checkpoints
+    checkpoints.save_earlier(25, tensors(3.0), {"env_steps": 25, "updates": 1, "metric": 8.0})  # between two regular checkpoints
     assert checkpoints.best() == f"best-{25:012d}" and checkpoints.names()[-1] == f"{20:012d}"
     assert (tmp_path / f"{20:012d}" / "replay-0.bin").exists() and checkpoints.load("best")[1]["metric"] == 8.0
-    checkpoints.save(30, tensors(4.0), {"env_steps": 30, "metric": None}, best=False, rows=rows)
+    checkpoints.save(30, tensors(4.0), {"env_steps": 30, "updates": 1, "metric": None}, best=False, rows=rows)
     assert checkpoints.load()[1]["env_steps"] == 30 and checkpoints.load("best")[1]["env_steps"] == 25
 
 
@@ -113,7 +113,7 @@ def test_the_best_checkpoint_is_none_until_there_is_one(saved):
     checkpoints, _ = saved
     with pytest.raises(UserError, match="has no best checkpoint yet; checkpoint=last takes the newest one"):
         checkpoints.load("best")
-    assert checkpoints.load("last")[1] == {"env_steps": 10}
+    assert checkpoints.load("last")[1] == {"env_steps": 10, "updates": 1}
 
 
 def test_rows_whose_removal_was_cut_off_harm_nothing(tmp_path):
@@ -123,14 +123,14 @@ def test_rows_whose_removal_was_cut_off_harm_nothing(tmp_path):
     def rows(folder):
         (folder / "replay-0.bin").write_bytes(b"rows")
 
-    path = checkpoints.save(10, tensors, {"env_steps": 10}, best=False, rows=rows)
+    path = checkpoints.save(10, tensors, {"env_steps": 10, "updates": 1}, best=False, rows=rows)
     listed = json.loads((path / "manifest.json").read_text())["sha256"]
     manifest(path, sha256={name: digest for name, digest in listed.items() if name != "replay-0.bin"})
-    assert checkpoints.load(parts=("policy",))[1] == {"env_steps": 10}
+    assert checkpoints.load(parts=("policy",))[1] == {"env_steps": 10, "updates": 1}
     with pytest.raises(UserError, match=r"no sha256 of replay-0\.bin"):
         checkpoints.load(parts=("replay",))
     assert checkpoints.tidy() == [f"{path.name}/replay-0.bin"]
-    assert checkpoints.load(parts=("replay",))[1] == {"env_steps": 10}
+    assert checkpoints.load(parts=("replay",))[1] == {"env_steps": 10, "updates": 1}
 
 
 def test_a_kill_while_old_rows_are_removed_damages_no_checkpoint(tmp_path, monkeypatch):
@@ -140,7 +140,7 @@ def test_a_kill_while_old_rows_are_removed_damages_no_checkpoint(tmp_path, monke
         (folder / "replay-0.bin").write_bytes(b"rows")
 
     def save(steps):
-        return checkpoints.save(steps, {"policy": {"weight": torch.ones(3)}}, {"env_steps": steps}, steps == 10, rows)
+        return checkpoints.save(steps, {"policy": {"weight": torch.ones(3)}}, {"env_steps": steps, "updates": 1}, steps == 10, rows)
 
     def killed(source, target):
         if str(target).endswith("10/manifest.json"):
@@ -153,7 +153,7 @@ def test_a_kill_while_old_rows_are_removed_damages_no_checkpoint(tmp_path, monke
     with pytest.raises(SystemExit):
         save(20)
     monkeypatch.undo()
-    assert checkpoints.load("best", ("policy",))[1] == {"env_steps": 10}
+    assert checkpoints.load("best", ("policy",))[1] == {"env_steps": 10, "updates": 1}
     assert len(checkpoints.tidy()) == 1 and {path.name for path in tmp_path.iterdir()} == {
         "best.json",
         best.name,
@@ -171,22 +171,22 @@ def test_a_save_that_is_given_up_leaves_no_rows(saved, error, monkeypatch):
         raise error
 
     with pytest.raises(type(error)):
-        checkpoints.save(20, {"policy": {"weight": torch.ones(3)}}, {"env_steps": 20}, best=False, rows=rows)
-    assert checkpoints.unfinished() == [] and checkpoints.load()[1] == {"env_steps": 10}
+        checkpoints.save(20, {"policy": {"weight": torch.ones(3)}}, {"env_steps": 20, "updates": 1}, best=False, rows=rows)
+    assert checkpoints.unfinished() == [] and checkpoints.load()[1] == {"env_steps": 10, "updates": 1}
     monkeypatch.setattr(checkpoints, "_put", lambda temporary, final: rows(temporary))
     with pytest.raises(type(error)):
-        checkpoints.save_earlier(10, {}, {"env_steps": 10, "updates": None})
+        checkpoints.save_earlier(10, {}, {"env_steps": 10, "updates": 1})
     assert checkpoints.unfinished() == [] and [one.name for one in path.parent.iterdir()] == [path.name]
 
 
 def test_a_run_goes_on_where_old_checkpoints_cannot_be_removed(tmp_path, monkeypatch):
     checkpoints, tensors = Checkpoints(tmp_path, keep=1), {"policy": {"weight": torch.ones(3)}}
-    checkpoints.save(10, tensors, {"env_steps": 10}, best=False)
+    checkpoints.save(10, tensors, {"env_steps": 10, "updates": 1}, best=False)
     monkeypatch.setattr("shutil.rmtree", refuse_all_but_unfinished)
     with pytest.warns(Notice, match="old checkpoints could not be removed"):
-        assert checkpoints.save(20, tensors, {"env_steps": 20}, best=False) is not None
+        assert checkpoints.save(20, tensors, {"env_steps": 20, "updates": 1}, best=False) is not None
     monkeypatch.undo()
-    checkpoints.save(30, tensors, {"env_steps": 30}, best=False)
+    checkpoints.save(30, tensors, {"env_steps": 30, "updates": 1}, best=False)
     assert checkpoints.names() == ["000000000030"], "the next one tries again"
 
 
