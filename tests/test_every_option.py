@@ -120,7 +120,7 @@ LIMITS = {
     "slateq": ("must hold a row of numbers for each of the", "slateq is for actions that are several choices (MultiDiscrete)", "draws no pictures"),
     "alphazero": ("and a search sees CartPoleSparse-v0 itself", "and its simulator does not know this limit", "draws no pictures", "has no get_state and no set_state", "has no simulator"),
     "dreamer": ("dreamer's convolutions are those of the paper, for images of 64 x 64",),
-    "maml": ("is for algorithms without tasks",),
+    "maml": ("does not work with tasks",),
     "mbmpo": ("rewards of imagined steps must be known", "models of the dynamics predict one observation from one", "models of the dynamics are for one agent that sees numbers", "mbmpo is for actions that are one choice (Discrete) or numbers (Box)"),
 }  # fmt: skip
 # What makes a condition hold.

@@ -402,7 +402,7 @@ def test_every_learner_saves_its_own_draws_from_data(words, recorded, tmp_path):
         ([*SHARED, "algo.batch_size=2", "data.share=0.5"], r"each has a single row, .* set resources\.num_learners=1"),
         (["algo=dqn", "runner=offline", "env=data", "++data.path={SET: -1.0}"], "must be 0 or more"),
         (["algo=dqn", "runner=offline", "env=data", "data.path=SET", "data.min_return=5", "data.max_return=1"], "no trajectory would be left"),
-        (["algo=dqn", "runner=offline", "env=data", "data.path=SET", "replay=prioritized", "algo.input_priorities=true"], "recorded data do not have them"),
+        (["algo=dqn", "runner=offline", "env=data", "data.path=SET", "replay=prioritized", "algo.input_priorities=true"], "recorded data have none"),
     ),
 )  # fmt: skip
 def test_bad_input_is_a_sentence(words, said, recorded, tmp_path, monkeypatch):
