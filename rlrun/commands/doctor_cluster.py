@@ -82,13 +82,15 @@ def _measured(engine: Engine, host: Host, name: str, patience: float) -> Checked
         return engine.get(answer)
 
     def speed(method: str, *args: Any) -> float:
-        """Bytes/s of the faster of two times: the first one also makes room in Ray's memory."""
+        """Bytes/s of the faster of two times: the first one also makes room in Ray's memory. 0 if a call alone takes
+        longer than both, so that nothing was measured."""
         best = 0.0
         for _ in range(2):
             given = [engine.put(arg) if isinstance(arg, np.ndarray) else arg for arg in args]
             began = time.perf_counter()
             asked(method, *given)
-            best = max(best, BLOCK / max(1e-9, time.perf_counter() - began - call_sec))
+            spent = time.perf_counter() - began - call_sec
+            best = max(best, BLOCK / spent if spent > 0 else 0.0)
         return best
 
     facts = asked("facts")
@@ -118,8 +120,7 @@ def table(found: Sequence[Checked]) -> str:
             *(one.facts[name].replace(", sources", "") for name in VERSIONS),
             "yes" if one.facts["ale-py"] else "no",
             f"{one.call_sec * 1e3:.1f} ms",
-            f"{one.to / 1e6:,.0f} MB/s",
-            f"{one.back / 1e6:,.0f} MB/s",
+            *(f"{speed / 1e6:,.0f} MB/s" if speed else "not measured" for speed in (one.to, one.back)),
             f"{one.offset * 1e3:+.1f} ms (within {one.sure * 1e3:.1f})",
         )
         for one in found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from rlrun.config.paths import (
     package,
     root,
 )
+from rlrun.config.words import quoted
 from rlrun.core.errors import UserError, closest
 
 GROUPS = ("algo", "logger", "model", "model/memory", "replay", "resources", "runner", "tuned")
@@ -97,6 +99,30 @@ def _check_list(word: str, group: str) -> None:
         raise UserError(f"{word}: {key}= takes one name, without brackets; rlrun sweep takes several, as in {key}=A,B")
 
 
+def _unreadable(words: list[str]) -> str | None:
+    """Says what is wrong with the first word that Hydra cannot read; None if it is a list, a dictionary or a call."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    for word in words:
+        key, equals, value = word.partition("=")
+        try:
+            OverridesParser.create().parse_override(word)
+        except HydraException:
+            if not equals or key != key.strip() or value != value.strip():
+                return f"{word!r} is not of the form key=value, without blanks around the ="
+            if re.search(r"[\[{(]", value):
+                return None
+            if value.endswith((",", ";")):
+                return f"{word}: there is a {value[-1]!r} at its end, and only blanks stand between words"
+            if value.startswith("~"):
+                return f"{word}: write $HOME in place of ~, which the shell does not replace here"
+            whole = f"{key}={quoted(value)}"
+            typed = shlex.quote(whole) if re.search(r'["$`!]', whole) else f'"{whole}"'
+            return f"{word}: this value needs quotes, as in {typed}"
+    return None
+
+
 def asked_family(words: list[str]) -> str | None:
     """The family that env.family= asks for; None if no word does."""
     return next((word.partition("=")[2] for word in words if word.lstrip("+").startswith("env.family=")), None)
@@ -130,13 +156,8 @@ def translate(error: Exception, words: list[str], folder: Path | None = None) ->
         )
     if "Error parsing override" in text:
         return f"{text.split(chr(39))[1]!r} is not of the form key=value{with_keys(words)}"
-    if (
-        "no viable alternative" in text
-        or "mismatched input" in text
-        or "extraneous input" in text
-        or "token recognition" in text
-    ):
-        return (
+    if re.search("LexerNoViableAlt|no viable alternative|mismatched input|extraneous input|token recognition", text):
+        return _unreadable(words) or (
             f"a word cannot be read as key=value: {text.splitlines()[0]}. In lists and dictionaries write key: value,"
             " and quote other punctuation"
         )

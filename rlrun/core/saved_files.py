@@ -95,6 +95,10 @@ def no_run(path: Path) -> str:
     """Says why a folder without a config.yaml is no run directory, and which one may be meant."""
     if not path.exists():
         return f"there is no folder {path}"
+    run = path.absolute().parent.parent
+    if path.absolute().parent.name == "checkpoints" and (run / "config.yaml").exists():
+        steps = path.name.removeprefix("best-").lstrip("0") or "0"
+        return f"{path} is a checkpoint: name its run, and the checkpoint beside it, as in {run} checkpoint={steps}"
     inside = itertools.chain(*(path.glob(f"{'*/' * depth}config.yaml") for depth in (1, 2, 3)))
     runs = (file for file in inside if (file.parent / "progress.jsonl").exists())
     below = max(runs, key=lambda file: file.stat().st_mtime, default=None)

@@ -24,7 +24,10 @@ MOVES = 3  # rock, paper, scissors: each beats the one before it
 
 def _other(obs: Batch, rng: torch.Generator) -> Tensor:
     """The other player's last move [B] in rock-paper-scissors; a random one in the first round."""
-    last = obs["observation"].argmax(-1)  # type: ignore[union-attr]
+    seen = obs["observation"]
+    if not isinstance(seen, Tensor) or seen.ndim != 2 or seen.shape[-1] <= MOVES:
+        raise UserError("BeatLast plays RockPaperScissors-v0 alone; random plays every game")
+    last = seen.argmax(-1)
     drawn = torch.randint(MOVES, last.shape, generator=rng, device=last.device)
     return torch.where(last < MOVES, last, drawn)
 
@@ -58,6 +61,8 @@ class OnePly(Exploration):
     def choose(
         self, wanted: object, obs: Batch, is_first: Tensor, state: Batch, clock: Clock, rng: torch.Generator
     ) -> Chosen:
+        if "action_mask" not in obs or obs["observation"].shape[1:3] != (6, 7):  # type: ignore[union-attr]
+            raise UserError("OnePly plays ConnectFour-v0 alone; random plays every game")
         board, legal = obs["observation"].float(), obs["action_mask"].bool()  # type: ignore[union-attr]
         own, taken = board[..., 0], board.sum(-1)  # [B, 6, 7], row 0 on top
         draws = torch.rand(legal.shape, generator=rng, device=legal.device)

@@ -120,7 +120,8 @@ def environment(env: str, kwargs: dict[str, Any], several: bool) -> Environment:
     imported = OWN.fullmatch(name) is not None  # my_package.module:Name, which is the user's own
     if "." in name and "-v" not in name and not zoo and not imported:
         raise UserError(
-            f"{env} is an environment of RLlib's own examples, which rlrun does not have (--env names another one)"
+            f"{env} is an environment of RLlib's own examples, which rlrun does not have, or one of yours, which"
+            f" --env {name.rpartition('.')[0]}:{short} names"
         )
     newest = _newest_of_zoo(short, several or zoo)
     made = newest or NEWER.get(name, name)

@@ -43,7 +43,8 @@ def next_steps(config: Typed, path: Path, ending: str) -> list[tuple[str, str]]:
     if ending in ("INTERRUPTED", "FAILED"):
         return [("go on with it", f"{rlrun} resume {run}")]
     asked, played = config.run.env_steps, int(saved[-1])  # a run ends with an update, so that it may play more
-    further = 2 * (asked if played < 2 * asked else played)
+    starts = getattr(config.algo, "learning_starts", None) or 0  # a shorter run has learnt nothing, and would not again
+    further = 2 * max(asked if played < 2 * asked else played, starts)
     more = "stop.return_mean=null" if ending == "REACHED" else f"env_steps={further}"
     shown = [] if isinstance(config.env, RecordedConfig) else [("see it play", f"{rlrun} watch {run}")]
     found = [*shown, ("one page about it", f"{rlrun} report {run}")]
