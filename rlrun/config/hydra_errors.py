@@ -19,6 +19,7 @@ from rlrun.config.paths import (
     output_of,
     package,
     root,
+    runner_of,
 )
 from rlrun.config.words import quoted
 from rlrun.core.errors import UserError, closest
@@ -175,6 +176,9 @@ def translate(error: Exception, words: list[str], folder: Path | None = None) ->
     if "You must specify" in text:
         group = re.search(r"specify '([^']+)'", text)
         name = group[1] if group else "a group"
+        algo = next((word.partition("=")[2] for word in words if word.startswith("algo=")), "")
+        if name == "env" and algo in choices("algo") and runner_of(algo) == "offline":
+            return f"data.path= is missing: algo={algo} learns from recorded data, which say what the environment shows"
         return (
             f"{name}= is missing: say algo=... and env=..., or tuned=... (rlrun list"
             f" {'envs' if name == 'env' else name + 's'})"
