@@ -252,7 +252,7 @@ def test_what_is_certain_has_probability_1_and_what_is_drawn_has_no_formula(type
     assert (told.sum(-1) == 1).all() and torch.equal(told.argmax(-1), made.policy.means(x).argmax(-1))
     if algo == "lin_ts":
         assert batch["log_prob"].isnan().all()
-        with pytest.raises(UserError, match="no formula where weights are drawn"):
+        with pytest.raises(UserError, match="cannot be computed where weights are drawn"):
             made.policy.log_prob(batch, "explore", Clock())
     else:
         assert (batch["log_prob"] == 0).all()

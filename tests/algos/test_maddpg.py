@@ -356,7 +356,7 @@ def test_a_run_resumes_to_the_same_bits_and_acts(env, words, tmp_path, capsys):
         ([f"env={CHOICES}", "algo.local_agents=[prey_*]"], r"prey_\* fits no agent of .*, which has agent_0, agent_1"),
         ([f"env={CHOICES}", "algo.share=true", "algo.local_agents=[agent_0]"], "set share=false with them"),
         ([f"env={CHOICES}", "model/memory=gru"], "several actors with critics have no memory"),
-        ([f"env={CHOICES}", "model.observation_filter=mean_std"], "observation_filter is for agents that are columns"),
+        ([f"env={CHOICES}", "model.observation_filter=mean_std"], "observation_filter is for algorithms that learn each agent"),
         ([f"env={CHOICES}", "algo.exploration.kind=ou"], "kind must be sampled, random"),
         ([f"env={CHOICES}", "algo.input_priorities=true", "replay=prioritized"], "samplers do not have the critics"),
         ([f"env={CHOICES}", "algo.critic_sees=state"], "critic_sees"),

@@ -63,7 +63,7 @@ BAD = [
     (["train", "algo=impala", "env=rlrun/Masked-v0", "env.kwargs.stuck=at once"], "leaves no legal action"),
     (["train", "algo=ppo", "env=rlrun/Masked-v0", "model=nature_cnn"], "reads images"),
     (["train", "algo=ppo", "env=CartPole-v1", "algo.gamma=0.9"], "RLlib's gamma is algo.discount here"),
-    (["train", "algo=ppo", "env=CartPole-v1", "algo.simple_optimizer=true"], "has no counterpart: one learner"),
+    (["train", "algo=ppo", "env=CartPole-v1", "algo.simple_optimizer=true"], "has no counterpart: with it RLlib 0.5"),
     (
         ["train", "algo=ppo", "env=CartPole-v1", "runner.broadcast_interval=3"],
         "is an option of runner=actor_learner, which was not chosen",

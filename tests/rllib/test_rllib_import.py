@@ -198,6 +198,7 @@ SLATES = {
     "exploration.kind": "epsilon_greedy", "model.observation_filter": "none",
 }  # fmt: skip
 OTHERS |= {("slateq", name): value for name, value in SLATES.items()}
+OTHERS |= {("alphazero", "ranked.best"): None}  # RLlib has no such return
 OTHERS |= {("ars", "actor.activation"): "tanh"}  # of hidden layers, of which it has none
 BANDIT = {"items": None, "click": "click", "products": False, "scale": 1.0, "noise": "fixed", "noise_shape": 6.0, "noise_scale": 6.0, "initial_pulls": 0, "exploration.kind": "uncertainty"}  # fmt: skip
 OTHERS |= {(algo, name): value for algo in ("lin_ucb", "lin_ts") for name, value in BANDIT.items()}
@@ -826,7 +827,7 @@ LOST = [  # (run, option, value, environment, what is not mapped, a part of the 
     ("PPO", "model", {"conv_filters": [[16, 4, 2], [32, 4]]}, "PongNoFrameskip-v4", "model.conv_filters", "a list of 3"),
     ("PPO", "model", {"post_fcnet_hiddens": [9], "post_fcnet_activation": "linear"}, "PongNoFrameskip-v4", "model.post_fcnet_hiddens", "without a nonlinearity"),
     ("PPO", "model", {"custom_model": "mine"}, None, "model.custom_model", "model.encoder, model.value_head"),
-    ("SAC", "policy_model_config", {"custom_model": "mine"}, None, "policy_model_config.custom_model", "hidden layers"),
+    ("SAC", "policy_model_config", {"custom_model": "mine"}, None, "policy_model_config.custom_model", "model.encoder= stands before"),
     ("SAC", "model", {"use_lstm": True}, None, "model.use_lstm", "no memory either"),
     ("DQN", "model", {"use_attention": True}, None, "model.use_attention", "algo=r2d2"),
     ("PPO", "lambda", 3.0, None, "lambda", "between 0 and 1"),

@@ -353,10 +353,10 @@ def test_the_limiter_keeps_the_ratio_and_lets_nobody_run_away(tmp_path):
 
 
 def test_an_environment_that_hangs_is_noticed_while_batches_wait(typed, tmp_path):
-    words = [*APEX, "env=rlrun/Counting-v0", "++env.kwargs.fail_at=150", "++env.kwargs.fault=hang", "resources.inference=local", "runner.queue_timeout_sec=4",
+    words = [*APEX, "env=rlrun/Counting-v0", "++env.kwargs.fail_at=150", "++env.kwargs.fault=hang", "resources.inference=local", "env.step_timeout_sec=4",
              f"env_steps={10**8}", "algo.inner.learning_starts=50"]  # fmt: skip
     started = time.monotonic()
-    with pytest.raises(RunFailed, match="no fragment for 4 s"):
+    with pytest.raises(RunFailed, match="hangs: it has been in step"):
         run_wired(Wired(typed(*words)), tmp_path)
     assert time.monotonic() - started < 60
 
