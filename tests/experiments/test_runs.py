@@ -13,6 +13,7 @@ from conftest import compose
 from rlrun.cli import _dispatch
 from rlrun.core.errors import UserError
 from rlrun.core.run_lock import RunLock
+from rlrun.core.saved_files import no_run
 from rlrun.experiments.runs import check_metric, differing, find, groups, telling
 
 BASE = ("algo=pg", "env=CartPole-v1", "logger=[]")
@@ -450,3 +451,10 @@ def test_self_play_is_rated_in_report_compare_and_plot(tmp_path, capsys):
     out = tmp_path / "elo.html"
     assert _dispatch(["plot", *places, "--metric", "elo,elo_of_oldest", "--out", str(out)]) == 0
     assert "<h2>learn/elo</h2>" in out.read_text() and "<h2>learn/elo_of_oldest</h2>" in out.read_text()
+
+
+def test_a_checkpoints_folder_is_named_with_its_run(tmp_path):
+    place = tmp_path / "run" / "checkpoints" / "000000000100"
+    place.mkdir(parents=True)
+    (tmp_path / "run" / "config.yaml").touch()
+    assert no_run(place).endswith(f"as in {tmp_path / 'run'} checkpoint=100")
