@@ -136,15 +136,17 @@ def evaluate(
     from rlrun.commands import evaluate as command
     from rlrun.config.signature import signed
     from rlrun.config.types import typed
-    from rlrun.config.words import unwrapped
+    from rlrun.config.words import at_home, unwrapped
     from rlrun.core.plugins import allow, only_installed
     from rlrun.runtime.trained import Trained, load
 
     given = {"episodes": episodes, "checkpoint": checkpoint, "greedy": greedy, "seed": seed}
+    opponent = unwrapped(opponent)
+    opponent = at_home(opponent) if isinstance(opponent, str) else opponent
     options = typed(command.EvaluateOptions, unwrapped({**given, "opponent": opponent, "env": env}))
     with _one_thread():
         if isinstance(run, list | tuple):
-            names = [os.fspath(one) for one in run]
+            names = [at_home(os.fspath(one)) for one in run]
             if len(names) < 2:
                 raise UserError("a list needs at least two players; one run is given by itself")
             for name in names:
@@ -199,7 +201,7 @@ def sweep(
     reason, env_steps, return_mean and wall_sec. A run that fails does not stop the others. Raises UserError if an
     option is wrong; Ctrl-C lets all runs save, and raises KeyboardInterrupt."""
     from rlrun.commands import sweep as command
-    from rlrun.config.words import flat, unwrapped, word
+    from rlrun.config.words import at_home, flat, unwrapped, word
 
     given = {name: value for name, value in (("algo", algo), ("env", env)) if value is not None} | options
     words = []
@@ -218,7 +220,7 @@ def sweep(
                 )
     flags: dict[str, Any] = dict.fromkeys(command.FLAGS)
     flags |= {"--jobs": jobs, "--timeout": timeout, "--search": search, "--trials": trials, "--every": every}
-    flags |= {"--prune": prune, "--dir": None if dir is None else os.fspath(dir)}
+    flags |= {"--prune": prune, "--dir": None if dir is None else at_home(os.fspath(dir))}
     flags = {name: _of_kind(name, unwrapped(value), command.FLAGS[name]) for name, value in flags.items()}
     command.check_flags(flags)
     with rlrun_is_found(), printing(quiet):
@@ -285,8 +287,10 @@ def _one_thread() -> Iterator[None]:
 
 
 def _run_dir(given: Any) -> Path:
+    from rlrun.config.words import at_home
+
     try:
-        path = Path(given)
+        path = Path(at_home(os.fspath(given)))
     except TypeError:
         raise UserError(f"a run is given by its directory, not by {given!r}") from None
     if not (path / "config.yaml").is_file():

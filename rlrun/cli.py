@@ -167,6 +167,7 @@ def _compose(words: list[str], job: Any, config_name: str, folder: Path | None, 
     from rlrun.config.hydra_errors import THEIRS, asked_family, check_groups, translate
     from rlrun.config.hydra_plugins import composing
     from rlrun.config.paths import root
+    from rlrun.config.words import word_at_home
 
     check_words(words)
     check_groups(words, folder)
@@ -180,7 +181,7 @@ def _compose(words: list[str], job: Any, config_name: str, folder: Path | None, 
             ),
         ]
     words = with_data(words)
-    words = [part for word in words for part in replacing(word)]
+    words = [part for word in words for part in replacing(word_at_home(word))]
     # These keys are the user's own: conf/ does not know them, so that Hydra has to be told to add them.
     words = [f"++{word}" if THEIRS.match(word) else word for word in words]
     words = [f"+{word}" if word.startswith("algo@algo.options.") else word for word in words]
@@ -260,6 +261,8 @@ def show(words: list[str], config_name: str) -> int:
 
 def own_folder(words: list[str]) -> tuple[Path | None, bool, list[str]]:
     """Takes --config-dir DIR and --trust out of the words. Returns the folder, whether it is trusted, and the rest."""
+    from rlrun.config.words import at_home
+
     trusted, given = take_trust(words)
     folder: Path | None = None
     rest = []
@@ -271,7 +274,7 @@ def own_folder(words: list[str]) -> tuple[Path | None, bool, list[str]]:
             continue
         if not equals:
             value = given.pop(0) if given else ""
-        folder = Path(value).resolve()
+        folder = Path(at_home(value)).resolve()
         if not value or not folder.is_dir():
             raise UserError(f"--config-dir {value}: there is no such folder")
     return folder, trusted, rest
@@ -295,6 +298,8 @@ def take_flags(words: list[str], kinds: dict[str, type]) -> tuple[dict[str, Any]
     `--jobs 4` and `--jobs=4` mean the same. A bool's flag takes no value and is False where it is not given; others are
     None then. UserError: an unknown flag, or a value that is missing or has the wrong type.
     """
+    from rlrun.config.words import at_home
+
     found: dict[str, Any] = {name: False if kind is bool else None for name, kind in kinds.items()}
     rest, given = [], list(words)
     while given:
@@ -318,7 +323,7 @@ def take_flags(words: list[str], kinds: dict[str, type]) -> tuple[dict[str, Any]
             raise UserError(f"{name} needs a value")
         read = number(value) if kind in (int, float) else None
         try:
-            found[name] = kind(value if read is None or isinstance(read, float) else read)
+            found[name] = at_home(value) if kind is str else kind(value if read is None or isinstance(read, float) else read)
         except ValueError:
             raise UserError(f"{name} {value}: this is not a {'whole number' if kind is int else 'number'}") from None
     return found, rest

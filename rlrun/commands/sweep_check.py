@@ -98,7 +98,7 @@ def checked(words: Sequence[str], name: str, planned: set[str] | None = None) ->
     found: list[dict[str, Any]] = []
 
     def job(cfg: Any, choices: dict[str, Any]) -> int:
-        values = with_numbers(fill_spec(plain(cfg)))
+        values = fill_spec(with_numbers(plain(cfg)))
         for note in check_tuned(choices, values):
             print(f"  {note}", flush=True)
         given, auto = set_by_user(values), capacity_is_auto(values)

@@ -53,12 +53,14 @@ def again(words: list[str], plans: bool = False) -> int:
     from rlrun.config.signature import signed
     from rlrun.config.types import parse_assignments
     from rlrun.config.unused import flattened
+    from rlrun.config.words import at_home
 
     trusted, words = take_trust(words)
     place = next(i for i, word in enumerate(words) if word.split("=")[0] == FROM_RUN)
     _, equals, given = words[place].partition("=")
     if not equals:
         given = words[place + 1] if place + 1 < len(words) else ""
+    given = at_home(given)
     rest = words[:place] + words[place + (1 if equals else 2) :]
     if not (Path(given) / "config.yaml").is_file():
         from rlrun.core.saved_files import no_run

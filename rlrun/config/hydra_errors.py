@@ -117,7 +117,7 @@ def _unreadable(words: list[str]) -> str | None:
             if value.endswith((",", ";")):
                 return f"{word}: there is a {value[-1]!r} at its end, and only blanks stand between words"
             if value.startswith("~"):
-                return f"{word}: write $HOME in place of ~, which the shell does not replace here"
+                return f"{word}: write the whole path of the folder in place of ~"
             whole = f"{key}={quoted(value)}"
             typed = shlex.quote(whole) if re.search(r'["$`!]', whole) else f'"{whole}"'
             return f"{word}: this value needs quotes, as in {typed}"

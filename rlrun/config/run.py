@@ -13,6 +13,7 @@ from rlrun.config.algorithms import algorithm_class
 from rlrun.config.automatic import settled
 from rlrun.config.paths import options
 from rlrun.config.types import ConfigError, MissingOption, numbers_read, typed
+from rlrun.config.words import at_home
 from rlrun.core.algorithm import Algorithm, Inner
 from rlrun.core.duties import CheckpointConfig, StopConfig
 from rlrun.core.errors import UserError, closest
@@ -47,6 +48,8 @@ class MlflowConfig:
     wait_sec: Annotated[float, NotNegative]
 
 
+# Options that hold a path, or paths as keys (data.path) or as values (algo.fixed).
+PATHS = ("run_dir", "runs_root", "record", "init", "data.path", "replay.directory", "algo.fixed")
 SINKS: dict[str, type] = {"console": SinkConfig, "tensorboard": TensorBoardConfig, "mlflow": MlflowConfig}
 
 
@@ -185,10 +188,12 @@ def type_config(values: dict[str, Any]) -> Typed:
 
 
 def with_numbers(values: dict[str, Any]) -> dict[str, Any]:
-    """Returns a plain config with numbers in place of texts such as 200k where an option is a whole number.
+    """Returns a plain config with numbers in place of texts such as 200k where an option is a whole number, and with
+    the home folder in place of the ~ of a path.
 
     What is saved, and what computes with a plain config, need not know of such texts then. A config that does not fit
-    is returned as it is; type_config() says why."""
+    keeps its texts; type_config() says why."""
+    values = with_home(values)
     if not _holds_numbers(values):
         return values
     with numbers_read() as found:
@@ -203,6 +208,24 @@ def with_numbers(values: dict[str, Any]) -> dict[str, Any]:
         for group in groups:
             node = node[int(group) if isinstance(node, list) else group]
         node[int(last) if isinstance(node, list) else last] = value
+    return made
+
+
+def with_home(values: dict[str, Any]) -> dict[str, Any]:
+    """Returns a plain config whose paths have the user's home folder in place of a ~ in front."""
+    made: dict[str, Any] = copy.deepcopy(values)
+    for path in PATHS:
+        *groups, last = path.split(".")
+        node: Any = made
+        for group in groups:
+            node = node.get(group) if isinstance(node, dict) else None
+        value = node.get(last) if isinstance(node, dict) else None
+        if isinstance(value, str):
+            node[last] = at_home(value)
+        elif isinstance(value, dict) and last == "path":  # the shares of several
+            node[last] = {at_home(place) if isinstance(place, str) else place: one for place, one in value.items()}
+        elif isinstance(value, dict):  # the players of several agents
+            node[last] = {name: at_home(one) if isinstance(one, str) else one for name, one in value.items()}
     return made
 
 

@@ -21,7 +21,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlrun.config.words import refuse_empty
+from rlrun.config.words import at_home, refuse_empty
 from rlrun.core.errors import UserError, closest
 from rlrun.core.numbers import hint, whole_number
 from rlrun.core.ranges import NotEmpty, Range, SeedRange
@@ -299,7 +299,7 @@ def save_yaml(values: dict, path: Path) -> None:
 
 def parse_assignments(words: list[str]) -> dict[str, Any]:
     """Turns ["episodes=2", "a.b=x"] into {"episodes": 2, "a.b": "x"}. Values are read as YAML, but
-    numbers with zeros in front as decimal ones.
+    numbers with zeros in front as decimal ones. A text that begins with `~/` gets the user's home folder.
 
     Raises UserError for a word without `=`, without a value, or with one that is not YAML."""
     made: dict[str, Any] = {}
@@ -320,5 +320,5 @@ def parse_assignments(words: list[str]) -> dict[str, Any]:
         except (yaml.YAMLError, OmegaConfBaseException):
             raise UserError(f"{word}: the value cannot be read; a bracket or a quote may be missing") from None
         assert isinstance(read, dict)
-        made[key] = read["x"]
+        made[key] = at_home(read["x"]) if isinstance(read["x"], str) else read["x"]
     return made

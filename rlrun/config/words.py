@@ -24,6 +24,21 @@ def refuse_empty(word: str) -> None:
         raise UserError(f"{word} has no value; a shell variable behind it may not be set")
 
 
+def at_home(text: str) -> str:
+    """The path with the user's home folder in place of a `~/` in front, which shells leave in words such as
+    data.path=~/x. Every other text stays as it is."""
+    return os.path.expanduser(text) if text == "~" or text.startswith("~/") else text
+
+
+def word_at_home(word: str) -> str:
+    """A word in which the home folder replaces every `~/` that begins a value, or a part of a list or a dictionary.
+
+    Hydra's grammar has no ~ outside quotes. A home folder that would need quotes is not written, and Hydra refuses the
+    word then."""
+    home = os.path.expanduser("~")
+    return re.sub(r"(?<=[=,\[{: ])~/", f"{home}/", word) if _PLAIN.fullmatch(home) else word
+
+
 def words_of(options: Mapping[str, Any]) -> list[str]:
     """The words for these options, such as {"algo": "ppo", "model": {"hidden": (32, 32)}}, those that choose a group's
     file first.

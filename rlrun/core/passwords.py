@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+from importlib.metadata import entry_points
 from typing import Any
 
-from rlrun.core.errors import UserError
+from rlrun.core.errors import UserError, closest
 
 HIDDEN = "***"
 WHOLE = "RLRUN_MLFLOW_URI"  # the environment variable with the whole address, which jobs inherit
@@ -85,6 +86,10 @@ def whole(uri: str | None) -> str | None:
     )
 
 
+# What MLflow keeps runs in; packages can add others.
+STORES = ("http", "https", "sqlite", "postgresql", "mysql", "mssql", "file", "databricks", "databricks-uc", "uc")
+
+
 def check_logger(values: dict[str, Any]) -> None:
     """Raises UserError if a config logs to something that is no MLflow store, or to one whose password is unknown or
     cannot be found in texts."""
@@ -94,6 +99,12 @@ def check_logger(values: dict[str, Any]) -> None:
         raise UserError(
             f"logger.mlflow.uri={uri} is no address of an MLflow store, such as http://HOST:5000 or"
             " sqlite:////FOLDER/mlflow.db"
+        )
+    kind = uri.partition(":")[0].partition("+")[0] if isinstance(uri, str) else "file"
+    if kind not in STORES and kind not in {one.name for one in entry_points(group="mlflow.tracking_store")}:
+        raise UserError(
+            f"logger.mlflow.uri={masked(str(uri))}: MLflow has no store of the kind {kind}.{closest(kind, STORES)} It has"
+            f" {', '.join(STORES)}"
         )
     if isinstance(uri, str) and (user := _AROUND.search(uri)) and re.search(r"[\s'\"]", user[0]):
         raise UserError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, get_args
@@ -12,6 +13,7 @@ import torch
 from rlrun.config.run import Typed, type_config
 from rlrun.config.saved import saved_config
 from rlrun.config.signature import guarded, signed
+from rlrun.config.words import at_home
 from rlrun.core.batch import Batch
 from rlrun.core.env import Rows, map_rows
 from rlrun.core.errors import UserError
@@ -353,7 +355,7 @@ def load(run_dir: str | Path, checkpoint: str | int = "last", trust: bool = Fals
     checkpoint is missing, damaged or does not fit the config.
     """
     try:
-        path = Path(run_dir)
+        path = Path(at_home(os.fspath(run_dir)))
     except TypeError:
         raise UserError(f"a run is given by its directory, not by {run_dir!r}") from None
     return loaded(path, checkpoint, trust)

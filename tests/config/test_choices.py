@@ -32,7 +32,7 @@ RUN = ["env=CartPole-v1", "resources=debug", "logger=[]", "model.hidden=[8]"]
         (["algo=td3", "model.action_distribution=beta"], "is an option of .*sac.*; td3 does not use it"),
         (["algo=apex", "model.log_std=1"], "; apex around dqn does not use it"),
         (["algo=icm", "algo@algo.inner=dqn", "model.share_value=true"], "; icm around dqn does not use it"),
-        (["algo=ppo", "data.path=~/rows"], r"data\.path=~/rows: write \$HOME in place of ~"),
+        (["algo=ppo", "data.path=~other/rows"], r"data\.path=~other/rows: write the whole path of the folder"),
         (["algo=ppo", "algo.lr = 1e-3"], "'algo.lr = 1e-3' is not of the form key=value, without blanks"),
         (["algo=ppo", "algo.lr=1e-3,"], "there is a ',' at its end"),
         (["algo=ppo", "run_dir=runs/a=b"], re.escape("needs quotes, as in \"run_dir='runs/a=b'\"")),

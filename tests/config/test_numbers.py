@@ -1,10 +1,12 @@
-"""Whole numbers may be written 200k, 1M and 10_000 wherever an option is one, and what is saved are plain numbers."""
+"""Whole numbers may be written 200k, 1M and 10_000 wherever an option is one, and what is saved are plain numbers.
+A ~ in front of a path is the home folder."""
 
 import pytest
 from conftest import SMALL, compose
 
+import rlrun
 from rlrun.cli import _dispatch, take_flags
-from rlrun.config.run import type_config, with_numbers
+from rlrun.config.run import type_config, with_home, with_numbers
 from rlrun.config.types import ConfigError, load_yaml, parse_assignments
 from rlrun.core.errors import UserError
 from rlrun.core.numbers import number, whole_number
@@ -32,6 +34,24 @@ def test_texts_become_numbers_where_an_option_is_one():
     assert (made["env_steps"], made["log_every_steps"], made["eval"]["every"]) == (1_500_000, 2000, 200_000)
     assert made["model"]["hidden"] == [1000, 64]
     assert made["run_dir"] == "1M", "a folder may be called 1M"
+
+
+def test_the_home_folder_replaces_a_tilde_in_front_of_a_path(tmp_path, monkeypatch):
+    """bash leaves it in data.path=~/rows and --out=~/x, and zsh in every word."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run, rows = str(tmp_path / "run"), str(tmp_path / "rows")
+    words = ["algo=dqn", "env=CartPole-v1", "resources=debug", "logger=[]", "env_steps=300", "algo.learning_starts=100"]
+    assert _dispatch(["train", *words, "replay.capacity=200", "run_dir=~/run", "record=~/rows"]) == 0
+    assert load_yaml(tmp_path / "run" / "config.yaml")["record"] == rows
+    assert rlrun.load("~/run").clock.env_steps == 300
+    assert rlrun.evaluate("~/run", episodes=1)["episodes"] == 1
+    for place in ("~/rows", "'~/rows'", "{~/rows: 1.0}"):
+        assert _dispatch(["train", "--plan", "algo=bc", "resources=debug", "logger=[]", f"data.path={place}"]) == 0
+    assert take_flags(["--out=~/x", "y=~/z"], {"--out": str}) == ({"--out": f"{tmp_path}/x"}, ["y=~/z"])
+    assert parse_assignments(["to=~/x", "kind=x~/y"]) == {"to": f"{tmp_path}/x", "kind": "x~/y"}
+    plain = {"runs_root": "~", "data": {"path": {"~/rows": 1.0}}, "algo": {"fixed": {"a": "~/run"}}}
+    found = {"runs_root": str(tmp_path), "data": {"path": {rows: 1.0}}, "algo": {"fixed": {"a": run}}}
+    assert with_home(plain) == found
 
 
 def test_schedules_count_env_steps_in_the_same_way():

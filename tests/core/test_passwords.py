@@ -36,7 +36,9 @@ def test_what_is_no_address_of_a_store_is_said_before_a_run_begins():
     for uri in ("nonsense", "mlruns/here"):
         with pytest.raises(UserError, match=f"logger.mlflow.uri={uri} is no address"):
             check_logger({"logger": {"mlflow": {"uri": uri, "enabled": True}}})
-    for uri in (None, "databricks", "file:///tmp/x", "sqlite:///store.db", "http://host:5000"):
+    with pytest.raises(UserError, match=r"no store of the kind postgres\. Did you mean postgresql\? It has http,"):
+        check_logger({"logger": {"mlflow": {"uri": "postgres://me:secret@host/runs", "enabled": True}}})
+    for uri in (None, "databricks", "mysql+pymysql://host/runs", "file:///tmp/x", "sqlite:///store.db", "http://host:5000"):
         check_logger({"logger": {"mlflow": {"uri": uri, "enabled": True}}})
 
 
