@@ -96,8 +96,7 @@ def train(cfg: Any, choices: dict[str, Any], watch: Any = None) -> int:
     from rlrun.config.types import plain
 
     values = with_numbers(plain(cfg))
-    said = [*check_tuned(choices, values), *tuned_for_game(choices, values)]
-    return start(values, set_by_user(values), watch, said)
+    return start(values, set_by_user(values), watch, notes(choices, values))
 
 
 def show_plan(cfg: Any, choices: dict[str, Any]) -> int:
@@ -107,8 +106,7 @@ def show_plan(cfg: Any, choices: dict[str, Any]) -> int:
     from rlrun.config.types import plain
 
     values = with_numbers(plain(cfg))
-    said = [*check_tuned(choices, values), *tuned_for_game(choices, values)]
-    return plan_of(values, set_by_user(values), said)
+    return plan_of(values, set_by_user(values), notes(choices, values))
 
 
 def plan_of(values: dict[str, Any], given: dict[str, Any], said: Sequence[str] = ()) -> int:
@@ -234,6 +232,11 @@ def planned_here(values: dict[str, Any], machine: Any, given: dict[str, Any], sa
     return plan(type_config(values), machine, given)
 
 
+def notes(choices: dict[str, Any], values: dict[str, Any]) -> list[str]:
+    """Returns what the choices of a composed config say beside their options. Raises UserError as check_tuned() does."""
+    return [*check_tuned(choices, values), *tuned_for_game(choices, values), *sticky_by_name(choices, values)]
+
+
 def check_tuned(choices: dict[str, Any], values: dict[str, Any]) -> list[str]:
     """Returns a note if the tuned file is for another env. Raises UserError if it is for another algorithm."""
     tuned = choices.get("tuned")
@@ -261,6 +264,16 @@ def tuned_for_game(choices: dict[str, Any], values: dict[str, Any]) -> list[str]
         return []
     have = "has" if len(measured) == 1 else "have"
     return [f"note: {' and '.join(measured)} {have} options that were measured on {game}"]
+
+
+def sticky_by_name(choices: dict[str, Any], values: dict[str, Any]) -> list[str]:
+    """Returns a note if the id of an Atari game, such as ALE/Pong-v5, has brought sticky actions along."""
+    from rlrun.envs.names import sticky_actions
+
+    env, chosen = values["env"], str(choices.get("env"))
+    if env.get("family") != "atari" or not env["sticky_actions"] == sticky_actions(chosen) > 0:
+        return []
+    return [f"note: env.sticky_actions={env['sticky_actions']:g}, as in {chosen}; env={env['name']} has none"]
 
 
 def _tuned(tuned: str) -> dict[str, Any]:

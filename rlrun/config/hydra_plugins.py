@@ -42,7 +42,7 @@ class EnvSource(ConfigSource):
         return SCHEME
 
     def load_config(self, config_path: str) -> ConfigResult:
-        from rlrun.envs.names import family_of
+        from rlrun.envs.names import family_of, sticky_actions
 
         name = self._name(config_path)
         if name is None:
@@ -50,6 +50,8 @@ class EnvSource(ConfigSource):
         family, canonical = family_of(name, self.family, needed=False)
         values = yaml.safe_load((root() / "conf" / "env" / f"{family}.yaml").read_text())
         values["name"] = canonical
+        if family == "atari" and sticky_actions(name):
+            values["sticky_actions"] = sticky_actions(name)
         return ConfigResult(
             provider=self.provider, path=f"{SCHEME}://", config=OmegaConf.create(values), header={"package": None}
         )

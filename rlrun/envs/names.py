@@ -171,12 +171,18 @@ def games() -> dict[str, str]:
 def resolve(name: str) -> str | None:
     """Returns the game's short name for `Pong`, `ALE/Pong-v5`, `PongNoFrameskip-v4` and so on; None if it is no game.
 
-    The defaults that belong to a version, such as sticky actions, are ignored.
+    What belongs to a version is ignored, but for sticky actions, which sticky_actions() tells.
     """
     short = name.removeprefix("ALE/")
     for ending in ("NoFrameskip-v4", "NoFrameskip-v0", "Deterministic-v4", "Deterministic-v0", "-v5", "-v4", "-v0"):
         short = short.removesuffix(ending)
     return short if short in games() else None
+
+
+def sticky_actions(name: str) -> float:
+    """Returns the probability with which the emulator of an Atari id repeats the last action: 0.25 in versions 0 and 5,
+    and otherwise 0."""
+    return 0.25 if re.search(r"-v[05]$", name) else 0.0
 
 
 def names() -> list[str]:

@@ -146,11 +146,6 @@ def emulator_frames(env: str) -> int | None:
     return 4 if name.endswith("-v5") else None
 
 
-def sticky_actions(env: str) -> bool:
-    """Tells whether the emulator of an Atari id repeats the last action with a probability of 0.25."""
-    return re.search(r"-v[05]$", env) is not None
-
-
 def _newest_of_zoo(name: str, bare: bool) -> str | None:
     """Returns the environment of PettingZoo's or mpe2's that a name means, perhaps of another version; None if it is
     none. bare: whether the name may have no version."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from rlrun.config.paths import runner_of
 from rlrun.core.errors import UserError, closest
+from rlrun.envs.names import sticky_actions
 from rlrun.rllib.agents import agents, steps_of_agents
 from rlrun.rllib.algorithms import (
     DREAMING,
@@ -32,14 +33,7 @@ from rlrun.rllib.curiosity import curiosity
 from rlrun.rllib.data import data
 from rlrun.rllib.dreamer import dreamer, task_options
 from rlrun.rllib.ends import ends
-from rlrun.rllib.environments import (
-    ROCK_PAPER_SCISSORS,
-    TWO_STEP,
-    continuous_actions,
-    emulator_frames,
-    environment,
-    sticky_actions,
-)
+from rlrun.rllib.environments import ROCK_PAPER_SCISSORS, TWO_STEP, continuous_actions, emulator_frames, environment
 from rlrun.rllib.estimates import estimates
 from rlrun.rllib.evaluation import evaluation
 from rlrun.rllib.joint import joint
@@ -260,7 +254,7 @@ class Experiment(Translation):
     def _atari(self, name: str, kwargs: dict[str, Any]) -> None:
         """Sets what an Atari game's id and its env_config say of the emulator."""
         if sticky_actions(name) and "repeat_action_probability" not in kwargs:
-            self.set("env.sticky_actions", 0.25, why=f"{name} has them")
+            self.set("env.sticky_actions", sticky_actions(name), why=f"{name} has them")
         self.emulated = emulator_frames(name)
         if isinstance(kwargs.get("frameskip"), int | float):
             self.emulated = int(kwargs["frameskip"])

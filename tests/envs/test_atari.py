@@ -10,7 +10,10 @@ pytest.importorskip("ale_py")
 
 from wired import Wired
 
+from rlrun import cli
+from rlrun.commands.train import sticky_by_name
 from rlrun.config.run import type_config
+from rlrun.config.types import plain
 from rlrun.core.seeding import Seeds
 from rlrun.envs import registry
 from rlrun.envs.atari import AtariEnv, ScreenStack
@@ -184,6 +187,26 @@ def test_a_wrong_action_is_refused_instead_of_hanging():
     env.reset(0)
     with pytest.raises(ValueError, match="outside Discrete"):
         env.step(np.array([0, 6]))
+
+
+@pytest.mark.parametrize(
+    "words, sticky, said",
+    [
+        (["env=ALE/Pong-v5"], 0.25, "note: env.sticky_actions=0.25, as in ALE/Pong-v5; env=Pong has none"),
+        (["env=Pong-v0"], 0.25, "note: env.sticky_actions=0.25, as in Pong-v0; env=Pong has none"),
+        (["env=ALE/Pong-v5", "env.sticky_actions=0"], 0.0, None),
+        (["env=PongNoFrameskip-v4"], 0.0, None),
+        (["env=Pong", "env.sticky_actions=0.25"], 0.25, None),
+    ],
+)
+def test_an_id_brings_the_sticky_actions_of_its_version_along(words, sticky, said):
+    def job(cfg, choices):
+        values = plain(cfg)
+        assert (values["env"]["name"], values["env"]["sticky_actions"]) == ("Pong", sticky)
+        assert sticky_by_name(choices, values) == ([] if said is None else [said])
+        return 0
+
+    assert cli.compose(["algo=ppo", *words], job) == 0
 
 
 def test_sticky_actions_are_off_unless_asked_for():
