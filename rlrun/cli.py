@@ -323,7 +323,9 @@ def take_flags(words: list[str], kinds: dict[str, type]) -> tuple[dict[str, Any]
             raise UserError(f"{name} needs a value")
         read = number(value) if kind in (int, float) else None
         try:
-            found[name] = at_home(value) if kind is str else kind(value if read is None or isinstance(read, float) else read)
+            found[name] = (
+                at_home(value) if kind is str else kind(value if read is None or isinstance(read, float) else read)
+            )
         except ValueError:
             raise UserError(f"{name} {value}: this is not a {'whole number' if kind is int else 'number'}") from None
     return found, rest

@@ -76,7 +76,8 @@ def main(words: list[str]) -> int:
             print("\n".join(told(one)))
         elif lost:
             print(f"  {lost} option{'s' * (lost > 1)} not mapped; without --quiet, they are listed")
-        command = f"--config-dir {shlex.quote(str(folder))} {shlex.quote(f'tuned={one.algo}/{one.name}')}"
+        trust = "--trust " if flags["--trust"] else ""
+        command = f"{trust}--config-dir {shlex.quote(str(folder))} {shlex.quote(f'tuned={one.algo}/{one.name}')}"
         command = " ".join([command, *(f"{option}=..." for option in one.asked), *one.place_words()])
         print(f"  rlrun train {command}")
         if one.grid:
@@ -254,6 +255,7 @@ def starts(folder: Path, one: Imported, trusted: bool) -> None:
     from rlrun.config.saved import set_by_user
     from rlrun.config.types import plain
     from rlrun.config.words import exact
+    from rlrun.envs.names import OWN
     from rlrun.machine.machine import measured
     from rlrun.runtime.fitting import make_spec
     from rlrun.runtime.plan import plan
@@ -267,6 +269,8 @@ def starts(folder: Path, one: Imported, trusted: bool) -> None:
         try:
             make_spec(config, config.algorithm.needs(config.algo))
         except UserError:
+            if OWN.fullmatch(config.env.name):  # the user's own, which is here
+                raise
             return 0
         machine = replace(measured(), cores=CORES, env_step_sec=lambda make_env, count: ENV_STEP_SEC)
         refuse_unused(plan(config, machine, given), given)

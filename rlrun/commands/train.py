@@ -233,7 +233,7 @@ def planned_here(values: dict[str, Any], machine: Any, given: dict[str, Any], sa
 
 
 def notes(choices: dict[str, Any], values: dict[str, Any]) -> list[str]:
-    """Returns what the choices of a composed config say beside their options. Raises UserError as check_tuned() does."""
+    """Returns what is said about the choices of a composed config. Raises UserError as check_tuned() does."""
     return [*check_tuned(choices, values), *tuned_for_game(choices, values), *sticky_by_name(choices, values)]
 
 

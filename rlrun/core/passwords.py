@@ -103,8 +103,8 @@ def check_logger(values: dict[str, Any]) -> None:
     kind = uri.partition(":")[0].partition("+")[0] if isinstance(uri, str) else "file"
     if kind not in STORES and kind not in {one.name for one in entry_points(group="mlflow.tracking_store")}:
         raise UserError(
-            f"logger.mlflow.uri={masked(str(uri))}: MLflow has no store of the kind {kind}.{closest(kind, STORES)} It has"
-            f" {', '.join(STORES)}"
+            f"logger.mlflow.uri={masked(str(uri))}: MLflow has no store of the kind {kind}.{closest(kind, STORES)}"
+            f" It has {', '.join(STORES)}"
         )
     if isinstance(uri, str) and (user := _AROUND.search(uri)) and re.search(r"[\s'\"]", user[0]):
         raise UserError(

@@ -19,6 +19,7 @@ from rlrun.core.conditions import EACH_AGENT, REWARDS, OnlyFor
 from rlrun.core.errors import FAILURES, UserError, told
 from rlrun.core.plugins import import_named, load_object
 from rlrun.core.ranges import Count
+from rlrun.envs.arguments import mending
 from rlrun.envs.games import GAMES, Together
 from rlrun.envs.gym_spaces import MASK, UNTOLD, masks_of_agents
 from rlrun.envs.limits import TimeLimits
@@ -281,7 +282,8 @@ def make_game(cfg: AgentsConfig, render: bool = False) -> ParallelGame | TupleGa
     except UserError:
         raise
     except FAILURES as error:  # the user's own constructor may raise anything
-        raise UserError(f"env={cfg.name} cannot be made: {told(error, __file__)}") from None
+        mend = mending(cfg.name, error, cfg.kwargs)
+        raise UserError(f"env={cfg.name} cannot be made: {told(error, __file__)}{mend and f'; {mend}'}") from None
     if hasattr(made, "possible_agents"):
         return (
             TurnsGame(made) if hasattr(made, "agent_selection") or hasattr(made, "agent_iter") else ParallelGame(made)

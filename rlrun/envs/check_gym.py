@@ -17,6 +17,7 @@ import gymnasium
 import numpy as np
 
 from rlrun.envs import gym
+from rlrun.envs.arguments import mending
 from rlrun.envs.check_pace import CheckPace
 from rlrun.envs.check_report import OURS, Findings, Stop, copied, raised, same, shown
 from rlrun.envs.check_values import (
@@ -109,7 +110,8 @@ class GymChecks:
                 made = self.make()
             except Exception as error:  # the user's own constructor may raise anything
                 what = str(error) if type(error).__name__ == "UserError" else f"it cannot be made: {raised(error)}"
-                mend = "make it in Python alone first; env.kwargs={name: value} gives arguments"
+                mend = mending(self.name, error)
+                mend = mend or "make it in Python alone first; env.kwargs={name: value} gives arguments"
                 lacks = getattr(error, "name", None) if isinstance(error, AttributeError) else None
                 if lacks in ("observation_space", "action_space"):
                     what = f"it has no {lacks}"

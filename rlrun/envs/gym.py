@@ -19,6 +19,7 @@ from rlrun.core.plugins import import_named, lacking, load_object
 from rlrun.core.ranges import Count
 from rlrun.core.specs import Box, EnvSpec, any_legal, leaves
 from rlrun.envs import drawing, rewards
+from rlrun.envs.arguments import mending
 from rlrun.envs.gym_spaces import MASK, observation_spaces, to_space
 from rlrun.envs.limits import TimeLimits
 from rlrun.envs.mujoco import listen, uses_mujoco
@@ -220,7 +221,8 @@ def _made(cfg: SingleConfig, make: Callable[[], Any], how: str = "") -> Any:
         if isinstance(error, gymnasium.error.DependencyNotInstalled | ImportError):
             check_present("gym", cfg.name)  # names rlrun's extra; a tuned file's env was not looked at before
         why = told(error, __file__, gymnasium.envs.registration.__file__)
-        raise UserError(f"env={cfg.name} cannot be made{how}: {why}") from None
+        mend = mending(cfg.name, error, getattr(cfg, "kwargs", None))
+        raise UserError(f"env={cfg.name} cannot be made{how}: {why}{mend and f'; {mend}'}") from None
 
 
 def _first(env: gymnasium.Env, name: str) -> Any:

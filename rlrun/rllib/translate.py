@@ -12,6 +12,7 @@ from typing import Any
 
 from rlrun.config.paths import runner_of
 from rlrun.core.errors import UserError, closest
+from rlrun.envs.arguments import config_parameter
 from rlrun.envs.names import sticky_actions
 from rlrun.rllib.agents import agents, steps_of_agents
 from rlrun.rllib.algorithms import (
@@ -154,6 +155,7 @@ class Experiment(Translation):
         env, config, experiment = original.env, original.config, original.experiment
         kwargs, grids = first_values(config.get("env_config"))
         self.grids |= {f"env_config.{path}": values for path, values in grids.items() if path}
+        self.one_argument: str | None = None  # that of the environment's class to which RLlib hands env_config
         self._env(env, kwargs if isinstance(kwargs, dict) else {})
         self._env_grids([f"env_config.{path}" for path in grids if path])
         if self.core == "cql" and self.discrete:
@@ -221,6 +223,8 @@ class Experiment(Translation):
     def _env_options(self, kwargs: dict[str, Any]) -> None:
         """Sets the keyword arguments of an environment."""
         nested = set(kwargs) == {"config"} and isinstance(kwargs.get("config"), dict)
+        self.one_argument = config_parameter(self.made.env, kwargs)
+        nested = nested and self.one_argument is None
         inside = dict(self.env.inside or (kwargs["config"] if nested else kwargs))
         prefix = "env_config.config." if nested else "env_config."
         # gymnasium.make takes the limit for itself, and so does rlrun.
@@ -228,6 +232,8 @@ class Experiment(Translation):
         limit = inside.pop(LIMIT) if limited else None
         if limit is not None and self.set(f"env.{LIMIT}", limit):
             self.made.lines.append(Line(f"{prefix}{LIMIT}", limit, "mapped", f"env.{LIMIT}={limit}", ""))
+        if self.one_argument is not None:
+            inside = {self.one_argument: inside}
         if inside:
             self.made.values["env.kwargs"] = inside
             self.reasons["env.kwargs"] = "RLlib's default"
@@ -237,13 +243,17 @@ class Experiment(Translation):
             name = key.removeprefix(prefix)
             plain = not any(isinstance(one, dict) for one in self.grids[key])
             if plain and re.fullmatch(r"\w+(\.\w+)*", name):
-                self.made.grid[f"env.{name}" if limited and name == LIMIT else f"env.kwargs.{name}"] = self.grids[key]
+                self.made.grid[f"env.{name}" if limited and name == LIMIT else self._kwarg(name)] = self.grids[key]
+
+    def _kwarg(self, name: str) -> str:
+        """The option of a keyword argument, or of a part of the dictionary that is the only one."""
+        return f"env.kwargs.{name}" if self.one_argument is None else f"env.kwargs.{self.one_argument}.{name}"
 
     def _env_grids(self, keys: list[str]) -> None:
         """Lists the grids inside env_config that no other line names."""
         said = {line.key for line in self.made.lines}
         for key in [key for key in keys if key not in said]:
-            target = f"env.kwargs.{key.removeprefix('env_config.').removeprefix('config.')}"
+            target = self._kwarg(key.removeprefix("env_config.").removeprefix("config."))
             became, why = f"env.kwargs={flow(self.made.values.get('env.kwargs'))}", self.first_of(key)
             if target in self.made.grid:
                 why = f"the first of {len(self.grids[key])}; {SWEPT}"

@@ -1226,6 +1226,29 @@ def test_an_environment_of_the_users_own_is_named_by_its_module(tmp_path, monkey
         assert "override /env: walks_of_mine.envs:Walk" in (tmp_path / "out" / "tuned" / "pg" / f"{name}.yaml").read_text()
 
 
+def test_an_environment_of_rllibs_kind_gets_its_options_as_one_dictionary(tmp_path, monkeypatch, capsys):
+    """RLlib hands env_config to the constructor of a class. A class that cannot be made is refused."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    base = "from gymnasium.envs.classic_control import CartPoleEnv\n"
+    for name, parameter in (("told_one", "config"), ("told_two", "options")):
+        (tmp_path / f"{name}.py").write_text(
+            f"{base}class Walk(CartPoleEnv):\n    def __init__(self, {parameter}):\n        super().__init__()\n"
+            f"        self.length = {parameter}['length']\n"
+        )
+        config = "{env_config: {length: {grid_search: [0.5, 0.6]}, more: {a: 1}}}"
+        (tmp_path / "a.yaml").write_text(f"x: {{run: PG, env: '{name}:Walk', config: {config}}}")
+        assert _dispatch(["import-rllib", "a.yaml", "--dir", name, "--quiet", "--trust"]) == 0
+        said, text = capsys.readouterr().out, (tmp_path / name / "tuned" / "pg" / "x.yaml").read_text()
+        assert yaml.safe_load(text)["env"]["kwargs"] == {parameter: {"length": 0.5, "more": {"a": 1}}}
+        train = f"rlrun train --trust --config-dir {name} tuned=pg/x"
+        assert train in said and f"env.kwargs.{parameter}.length=0.5,0.6" in said
+        assert _dispatch([*shlex.split(train)[1:], "--plan", "resources=debug", "logger=[]"]) == 0
+    (tmp_path / "a.yaml").write_text("x: {run: PG, env: 'told_one:Walk', config: {env_config: {size: 1}}}")
+    with pytest.raises(UserError, match=r"x.yaml would not start: env=told_one:Walk cannot be made: KeyError: 'length'"):
+        _dispatch(["import-rllib", "a.yaml", "--dir", "out", "--quiet", "--trust"])
+
+
 def test_printed_commands_are_quoted_for_a_shell(tmp_path, capsys):
     file = tmp_path / "a.yaml"
     config = {"lr": {"grid_search": [[[0, 0.1], [9, 0.0]], 0.2]}}
