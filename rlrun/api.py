@@ -38,6 +38,8 @@ def train(
     overrides: Sequence[str] = (),
     callback: Callable[[Row], Any] | None = None,
     quiet: bool = False,
+    config_dir: str | os.PathLike | None = None,
+    trust: bool = False,
     **options: Any,
 ) -> Trained:
     """Trains a policy and returns it, as `rlrun train` does.
@@ -50,7 +52,8 @@ def train(
 
     callback: called in this process with every row that is logged, as a dictionary. If it returns False, the run saves
     a checkpoint and ends; what it raises ends the run and is raised here. quiet: prints nothing but what the callback
-    prints.
+    prints. config_dir: a folder of your own option files, as --config-dir names one. trust: whether they may name
+    modules that no installed package contains.
 
     Raises UserError before anything starts if an option is wrong, and RunFailed if the run fails. Ctrl-C saves a
     checkpoint, ends all processes of the run and raises KeyboardInterrupt."""
@@ -63,7 +66,7 @@ def train(
     from rlrun.config.words import words_of
     from rlrun.core.passwords import masked
 
-    words = [*words_of(given | options), *_words(overrides)]
+    words = [*_folder(config_dir, trust), *words_of(given | options), *_words(overrides)]
 
     def start(watch: Watch) -> int:
         from rlrun.cli import compose
@@ -188,6 +191,8 @@ def sweep(
     every: float | None = None,
     prune: bool = False,
     quiet: bool = False,
+    config_dir: str | os.PathLike | None = None,
+    trust: bool = False,
     **options: Any,
 ) -> list[Row]:
     """Trains every combination of the options' values, each run in a process of its own, as `rlrun sweep` does.
@@ -195,7 +200,7 @@ def sweep(
     options: as for train(), but a list holds values to vary: sweep(algo=["ppo", "a2c"], env="CartPole-v1",
     seed=[1, 2, 3]). A value that is itself a list is written as a tuple: model={"hidden": [(32, 32), (64, 64)]}.
     overrides: words of the command, such as ["algo.lr=tag(log,interval(1e-5,1e-3))"]. dir, jobs, timeout, search,
-    trials, every, prune: the flags of the command.
+    trials, every, prune: the flags of the command. config_dir and trust: as for train().
 
     Returns a dictionary for each run: name, words, run_dir, status (COMPLETED, STOPPED, FAILED, INTERRUPTED or PRUNED),
     reason, env_steps, return_mean and wall_sec. A run that fails does not stop the others. Raises UserError if an
@@ -220,6 +225,8 @@ def sweep(
                 )
     flags: dict[str, Any] = dict.fromkeys(command.FLAGS)
     flags |= {"--jobs": jobs, "--timeout": timeout, "--search": search, "--trials": trials, "--every": every}
+    _folder(config_dir, trust)
+    flags |= {"--config-dir": None if config_dir is None else at_home(os.fspath(config_dir)), "--trust": trust}
     flags |= {"--prune": prune, "--dir": None if dir is None else at_home(os.fspath(dir))}
     flags = {name: _of_kind(name, unwrapped(value), command.FLAGS[name]) for name, value in flags.items()}
     command.check_flags(flags)
@@ -311,6 +318,15 @@ def _of_kind(flag: str, value: Any, kind: type) -> Any:
     if value == "":
         raise UserError(f"{flag.lstrip('-')} must not be an empty text")
     return value
+
+
+def _folder(config_dir: Any, trust: bool) -> list[str]:
+    """The flags of a folder of the user's own options. Raises UserError if it is no path or if there is none to trust."""
+    if config_dir is None and trust:
+        raise UserError("trust=True is for the files of config_dir=, and there are none")
+    if config_dir is not None and not isinstance(config_dir, str | os.PathLike):
+        raise UserError(f"config_dir is a folder, not {config_dir!r}")
+    return [] if config_dir is None else [f"--config-dir={os.fspath(config_dir)}", *(["--trust"] if trust else [])]
 
 
 def _words(overrides: Sequence[str]) -> list[str]:

@@ -20,6 +20,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 import rlrun
 from rlrun.config import saved
+from rlrun.config.types import load_yaml
 from rlrun.config.words import words_of
 from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, leaves
 from rlrun.runtime.carried import guarded, named, to_carry
@@ -184,6 +185,30 @@ def test_flags_of_a_sweep_are_checked(flags, said, tmp_path):
     with pytest.raises(rlrun.UserError, match=said):
         rlrun.sweep("pg", "CartPole-v1", dir=tmp_path / "sweep", **flags)
     assert not (tmp_path / "sweep").exists()
+
+
+def test_a_folder_of_ones_own_options(tmp_path, monkeypatch):
+    """As --config-dir and --trust name it, in train() and in sweep()."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "mine" / "tuned" / "pg"
+    own.mkdir(parents=True)
+    (tmp_path / "poles_of_mine.py").write_text(
+        "from gymnasium.envs.classic_control import CartPoleEnv\nclass Pole(CartPoleEnv):\n    pass\n"
+    )
+    text = "# @package _global_\ndefaults: [{override /env: 'poles_of_mine:Pole'}, {override /algo: pg}]\nalgo: {lr: 0.0123}\n"
+    (own / "pole.yaml").write_text(text)
+    mine, few = tmp_path / "mine", {"tuned": "pg/pole", "env_steps": 300, "resources": {"name": "debug"}, "quiet": True}
+    with pytest.raises(rlrun.UserError, match="module poles_of_mine, which no installed package contains"):
+        rlrun.train(config_dir=mine, run_dir=tmp_path / "run", **few)
+    policy = rlrun.train(config_dir=mine, trust=True, run_dir=tmp_path / "run", **few)
+    assert policy.config.env.name == "poles_of_mine:Pole" and policy.config.algo.lr(policy.clock) == 0.0123
+    (one,) = rlrun.sweep(config_dir=str(mine), trust=True, dir=tmp_path / "sweep", **few)
+    assert one["status"] == "COMPLETED" and load_yaml(one["run_dir"] / "config.yaml")["algo"]["lr"] == 0.0123
+    for given, said in (({"trust": True}, "there are none"), ({"config_dir": 3}, "not 3"), ({"config_dir": "no"}, "no such")):
+        for function in (rlrun.train, rlrun.sweep):
+            with pytest.raises(rlrun.UserError, match=said):
+                function("pg", "CartPole-v1", **given)
 
 
 def test_a_callback_sees_every_row_and_can_end_the_run(tmp_path, capsys):
