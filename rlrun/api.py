@@ -321,7 +321,7 @@ def _of_kind(flag: str, value: Any, kind: type) -> Any:
 
 
 def _folder(config_dir: Any, trust: bool) -> list[str]:
-    """The flags of a folder of the user's own options. Raises UserError if it is no path or if there is none to trust."""
+    """The flags of a folder of the user's own options. Raises UserError if it is no path, or to trust none."""
     if config_dir is None and trust:
         raise UserError("trust=True is for the files of config_dir=, and there are none")
     if config_dir is not None and not isinstance(config_dir, str | os.PathLike):

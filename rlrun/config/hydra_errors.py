@@ -30,6 +30,21 @@ THEIRS = re.compile(
     r"(env\.kwargs|data\.path|model\.encoder_kwargs|algo\.(inner\.)?exploration\.kwargs|algo\.fixed|algo\.options)(\.|=\{)"
 )
 
+KINDS = {
+    "atari": "Atari games",
+    "gym": "Gymnasium environments",
+    "agents": "environments with several agents",
+    "dmc": "dm-control's tasks",
+    "crafter": "Crafter",
+}
+# Options of environments that mean nearly the same in different families: the other's name, and what it takes.
+TWINS = {
+    "frame_skip": ("action_repeat", "N"),
+    "action_repeat": ("frame_skip", "N"),
+    "max_frames": ("max_episode_steps", "DECISIONS"),
+    "max_episode_steps": ("max_frames", "FRAMES"),
+}
+
 
 def check_groups(words: list[str], folder: Path | None = None) -> None:
     """Raises UserError for a group option that does not exist, because Hydra's own error lists all 400 environments.
@@ -141,7 +156,7 @@ def translate(error: Exception, words: list[str], folder: Path | None = None) ->
     if unknown and "not in struct" in text + cause:
         inside = re.search(r"full_key: (\S+)", cause)  # of a dictionary that a word gives
         key = inside[1] if inside is not None and inside[1].startswith(f"{unknown[1]}.") else unknown[1]
-        return belonging(key, words) or (
+        return of_another_env(key, words) or of_a_logger(key) or belonging(key, words) or (
             f"There is no option {key}{elsewhere(key)}.{counterpart(key, words) or nearest(key, words, folder)}"
         )
     placed = re.search(r"Could not override '(algo@[^']+)'", text)
@@ -214,7 +229,10 @@ def nearest(key: str, words: list[str], folder: Path | None = None) -> str:
         return closest(
             key, [name.replace("algo.", "algo.inner.", 1) for name in known_keys(inner) if name.startswith("algo.")]
         )
-    return closest(key, [name for name in known_keys(algo) if name != key])
+    found = env_family(words)
+    there = None if found is None else {f"env.{name}" for name in group_defaults("env", found[1])}
+    known = [name for name in known_keys(algo) if there is None or not name.startswith("env.") or name in there]
+    return closest(key, [name for name in known if name != key])
 
 
 def own_keys(words: list[str], folder: Path | None) -> list[str] | None:
@@ -234,6 +252,52 @@ def own_keys(words: list[str], folder: Path | None) -> list[str] | None:
 def elsewhere(key: str) -> str:
     """Returns ' with the ... that were chosen' for a key that exists in other groups."""
     return " with the algo, env and runner that were chosen" if key in known_keys() else ""
+
+
+def env_family(words: list[str]) -> tuple[str, str] | None:
+    """Returns the environment of env=... or tuned=..., and its family; None if there is none of that name."""
+    from rlrun.envs.names import family_of
+
+    said = dict(word.split("=", 1) for word in words if "=" in word)
+    name = said.get("env") or tuned_choice(said.get("tuned"), "env")
+    if name in options("env"):
+        return name, name
+    try:
+        return None if name is None else (name, family_of(name, asked_family(words), needed=False)[0])
+    except UserError:
+        return None
+
+
+def of_another_env(key: str, words: list[str]) -> str:
+    """Returns a sentence about an option that other kinds of environments have than the one that was chosen, with the
+    option that this one has in its place; '' if there is none such."""
+    from rlrun.envs.names import resolve
+
+    group, _, name = key.partition(".")
+    found = env_family(words)
+    if group != "env" or found is None or name in group_defaults("env", found[1]):
+        return ""
+    env, family = found
+    kinds = [KINDS[one] for one in KINDS if name in group_defaults("env", one)]
+    if not kinds:
+        return ""
+    twin = TWINS.get(name)
+    other = ""
+    if twin is not None and twin[0] in group_defaults("env", family):
+        other = f": env.{twin[0]}={twin[1]} is the option here"
+    elif family == "atari" and name in group_defaults("env", "gym"):
+        other = f": env=gym/ALE/{resolve(env)}-v5 is the game as Gymnasium makes it, and has the option"
+    return f"{key} is an option of {_either(kinds)}, and env={env} is of the family {family}{other}"
+
+
+def of_a_logger(key: str) -> str:
+    """Returns a sentence about an option of a logger that was left out; '' if it is none."""
+    parts = key.split(".")
+    if parts[0] != "logger" or len(parts) < 3 or parts[1] not in options("logger"):
+        return ""
+    if parts[2] not in group_defaults("logger", parts[1]).get(parts[1], {}):
+        return ""
+    return f"{key} is an option of the logger {parts[1]}, which logger= leaves out: write it into the list too"
 
 
 def belonging(key: str, words: list[str]) -> str:
@@ -299,21 +363,22 @@ def _in_parentheses(text: str | None) -> str:
 
 def chosen(words: list[str], group: str = "algo") -> str | None:
     """Returns the algorithm of algo=... or of tuned=...; None if there is no algorithm of that name."""
-    import yaml
-
     said = dict(word.split("=", 1) for word in words if "=" in word)
     algo = said.get(group)
-    if algo is None and group == "algo" and said.get("tuned") in options("tuned"):
-        tuned = yaml.safe_load((root() / "tuned" / f"{said['tuned']}.yaml").read_text())
-        algo = next(
-            (
-                line["override /algo"]
-                for line in tuned["defaults"]
-                if isinstance(line, dict) and "override /algo" in line
-            ),
-            None,
-        )
+    if algo is None and group == "algo":
+        algo = tuned_choice(said.get("tuned"), "algo")
     return algo if algo in options("algo") else None
+
+
+def tuned_choice(tuned: str | None, group: str) -> str | None:
+    """Returns what a tuned file of rlrun's chooses of a group; None if it chooses nothing or is not there."""
+    import yaml
+
+    if tuned not in options("tuned"):
+        return None
+    values = yaml.safe_load((root() / "tuned" / f"{tuned}.yaml").read_text())
+    word = f"override /{group}"
+    return next((line[word] for line in values["defaults"] if isinstance(line, dict) and word in line), None)
 
 
 def known_keys(algo: str | None = None) -> list[str]:

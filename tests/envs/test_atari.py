@@ -14,6 +14,7 @@ from rlrun import cli
 from rlrun.commands.train import sticky_by_name
 from rlrun.config.run import type_config
 from rlrun.config.types import plain
+from rlrun.core.errors import UserError
 from rlrun.core.seeding import Seeds
 from rlrun.envs import registry
 from rlrun.envs.atari import AtariEnv, ScreenStack
@@ -283,3 +284,17 @@ def test_a_single_game_is_full_and_presses_fire_by_itself():
         lengths.append(steps)
     assert lengths[0] == lengths[2] and lengths[0] > 5 * 10, "five lives were played"
     env.close()
+
+
+@pytest.mark.parametrize(
+    "word, said",
+    [
+        ("env.max_episode_steps=9", r"dm-control's tasks or Crafter, and .*family atari: env.max_frames=FRAMES is the option"),
+        ("env.action_repeat=2", "env.frame_skip=N is the option here"),
+        ("env.wrappers=[a:b]", "env=gym/ALE/Pong-v5 is the game as Gymnasium makes it, and has the option"),
+        ("env.max_frame=9", r"There is no option env.max_frame. Did you mean env.max_frames"),
+    ],
+)
+def test_options_of_other_environments_are_named_with_what_is_here(word, said):
+    with pytest.raises(UserError, match=said):
+        cli.compose(["algo=ppo", "env=Pong", word], lambda cfg, choices: 0)
