@@ -274,6 +274,8 @@ def own_folder(words: list[str]) -> tuple[Path | None, bool, list[str]]:
             continue
         if not equals:
             value = given.pop(0) if given else ""
+        if folder is not None:
+            raise UserError(f"--config-dir is given twice, and options come from one folder: {folder} or {value}")
         folder = Path(at_home(value)).resolve()
         if not value or not folder.is_dir():
             raise UserError(f"--config-dir {value}: there is no such folder")

@@ -28,12 +28,13 @@ def main(words: list[str]) -> int:
     rest = [word for word in words if word != PLAN]
     if any(word.split("=")[0] == FROM_RUN for word in words):
         return again(rest, plans=PLAN in words)
+    said = given_twice(rest)
     if PLAN in words:
-        return compose(rest, show_plan)
+        return compose(rest, lambda cfg, choices: show_plan(cfg, choices, said))
     if words and not NO_WORKERS.intersection(words) and not any(word.startswith("-") for word in words) and cores() > 1:
         warm()  # before this process imports PyTorch itself
     try:
-        return compose(words, train)
+        return compose(words, lambda cfg, choices: train(cfg, choices, said=said))
     finally:
         cool()  # a command that ends at once must not leave it importing
 
@@ -89,24 +90,24 @@ def again(words: list[str], plans: bool = False) -> int:
     return plan_of(values, changed, said=said) if plans else start(values, changed, said=said, own=own)
 
 
-def train(cfg: Any, choices: dict[str, Any], watch: Any = None) -> int:
-    """Trains a composed config. watch: a session.Watch, for a run from Python."""
+def train(cfg: Any, choices: dict[str, Any], watch: Any = None, said: Sequence[str] = ()) -> int:
+    """Trains a composed config. watch: a session.Watch, for a run from Python. said: notes that come first."""
     from rlrun.config.run import with_numbers
     from rlrun.config.saved import set_by_user
     from rlrun.config.types import plain
 
     values = with_numbers(plain(cfg))
-    return start(values, set_by_user(values), watch, notes(choices, values))
+    return start(values, set_by_user(values), watch, [*said, *notes(choices, values)])
 
 
-def show_plan(cfg: Any, choices: dict[str, Any]) -> int:
-    """Prints what a run of this composed config would consist of, and starts nothing."""
+def show_plan(cfg: Any, choices: dict[str, Any], said: Sequence[str] = ()) -> int:
+    """Prints what a run of this composed config would consist of, and starts nothing. said: notes that come first."""
     from rlrun.config.run import with_numbers
     from rlrun.config.saved import set_by_user
     from rlrun.config.types import plain
 
     values = with_numbers(plain(cfg))
-    return plan_of(values, set_by_user(values), notes(choices, values))
+    return plan_of(values, set_by_user(values), [*said, *notes(choices, values)])
 
 
 def plan_of(values: dict[str, Any], given: dict[str, Any], said: Sequence[str] = ()) -> int:
@@ -230,6 +231,19 @@ def planned_here(values: dict[str, Any], machine: Any, given: dict[str, Any], sa
     values |= settled(values)[0]
     values["replay"]["capacity"] = rows
     return plan(type_config(values), machine, given)
+
+
+def given_twice(words: Sequence[str]) -> list[str]:
+    """Returns a note for every option that several words set, of which the last one counts."""
+    given: dict[str, list[str]] = {}
+    for word in words:
+        if "=" in word and not word.startswith("-"):
+            given.setdefault(word.partition("=")[0].lstrip("+"), []).append(word)
+    return [
+        f"note: {one[-1]} counts, and {' and '.join(one[:-1])} {'does' if len(one) == 2 else 'do'} not"
+        for one in given.values()
+        if len(one) > 1
+    ]
 
 
 def notes(choices: dict[str, Any], values: dict[str, Any]) -> list[str]:

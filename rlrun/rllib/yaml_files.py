@@ -147,6 +147,8 @@ def read(text: str, source: str) -> dict[str, dict[str, Any]]:
             raise UserError(f"{source} has more than {LONGEST:,} characters where its aliases (*name) are written out")
         if depth > DEEPEST:
             raise RecursionError
+        if node is not None and (twice := _twice(node, set())) is not None:
+            raise UserError(f"{source} has {twice.value!r} twice in one group, the second time in line {_line(twice)}")
         found = None if node is None else loader.construct_document(node)
     except (yaml.YAMLError, ValueError) as error:  # ValueError: of a date that the calendar does not have
         raise UserError(f"{source} is not YAML: {str(error).splitlines()[0]}") from None
@@ -171,6 +173,25 @@ def read(text: str, source: str) -> dict[str, dict[str, Any]]:
 def for_old_stack(text: str) -> bool:
     """Whether the text of a tuned file says that it is for RLlib's old API stack, as those of 2.x do."""
     return "@OldAPIStack" in text
+
+
+def _twice(node: yaml.Node, seen: set[int]) -> yaml.ScalarNode | None:
+    """Returns the second key of a name in one group, of which YAML's readers keep the last; None if there is none."""
+    if isinstance(node, yaml.ScalarNode) or id(node) in seen:
+        return None
+    seen.add(id(node))
+    keys: set[str] = set()
+    for key in [key for key, _ in node.value] if isinstance(node, yaml.MappingNode) else ():
+        if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+            if key.value in keys:
+                return key
+            keys.add(key.value)
+    inside = [one for pair in node.value for one in pair] if isinstance(node, yaml.MappingNode) else node.value
+    return next((found for one in inside if (found := _twice(one, seen)) is not None), None)
+
+
+def _line(node: yaml.Node) -> int:
+    return node.start_mark.line + 1 if node.start_mark is not None else 0
 
 
 class _ContainsItself(Exception):

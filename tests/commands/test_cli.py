@@ -223,6 +223,15 @@ def test_the_exit_code_is_2_and_no_traceback_is_shown():
     assert process.stderr.startswith("rlrun: There is no option algo.lrr")
 
 
+def test_words_that_are_given_twice_are_said():
+    from rlrun.commands.train import given_twice
+
+    said = given_twice(["--plan", "seed=1", "algo=ppo", "seed=2", "+a=1", "a=2", "a=3"])
+    assert said == ["note: seed=2 counts, and seed=1 does not", "note: a=3 counts, and +a=1 and a=2 do not"]
+    with pytest.raises(UserError, match="--config-dir is given twice"):
+        cli.own_folder(["--config-dir=.", "--config-dir", "."])
+
+
 def test_a_tuned_file_of_another_algorithm_is_refused(tmp_path):
     from rlrun.commands.train import check_tuned
 

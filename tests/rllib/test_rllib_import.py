@@ -1285,6 +1285,8 @@ def doubled(value, times, joined):
         ("defaults:\n  - override /env: Pong\n", "is not one of RLlib's tuned files"),
         ("a: [1", "is not YAML"),
         ("", "is not one of RLlib's tuned files"),
+        ("x: {run: PG, env: a}\nx: {run: PG, env: b}", "has 'x' twice in one group, the second time in line 2"),
+        ("x: {run: PG, env: a, config: {lr: 1, lr: 2}}", "has 'lr' twice in one group"),
         ("x: {run: PPO, env: CartPole-v1, config: &a {model: *a}}", "has an anchor .* with its own alias"),
         ("x: &a {run: PPO, env: CartPole-v1, config: {n_step: [1, *a]}}", "has an anchor .* with its own alias"),
         (doubled("[1]", 18, "[*, *]"), "more than 200,000 characters where its aliases"),
