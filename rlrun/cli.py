@@ -31,7 +31,6 @@ FLAGS = (
     "--package",
     "--info",
     "--version",
-    "--json",
 )
 BESIDE_CFG = ("--package", "-p", "--resolve")
 SHORT_FLAGS = ("-h", "-c", "-p", "-i")

@@ -59,6 +59,7 @@ class EvaluateOptions(PlayOptions):
 
 
 DEFAULTS = {"checkpoint": "last", "greedy": True, "seed": 0, "env": None}
+OPTIONS = ("episodes", "checkpoint", "greedy", "seed", "env", "opponent")
 OUTCOMES = ("won", "drawn", "lost")
 
 
@@ -69,6 +70,11 @@ def main(words: list[str]) -> int:
     trusted, words = take_trust(words)
     as_json = "--json" in words
     words = [word for word in words if word != "--json"]
+    flag = next((word for word in words if word.startswith("--")), None)
+    if flag is not None:
+        option = flag.lstrip("-").partition("=")[0]
+        how = f": options are key=value, as in {option}=..." if option in OPTIONS else ""
+        raise UserError(f"{flag} is no flag of evaluate{how}; rlrun evaluate --help lists them")
     names = [word for word in words if ("=" not in word or os.path.isdir(word)) and not word.startswith("-")]
     rest = words
     if len(names) > 1:
@@ -77,7 +83,14 @@ def main(words: list[str]) -> int:
         rest = [word for word in words if word not in names]
     else:
         path, rest = run_dir_argument(words, "evaluate")
-    options = typed(EvaluateOptions, DEFAULTS | {"episodes": 10, "opponent": None} | parse_assignments(rest))
+    given = parse_assignments(rest)
+    other = next((key for key in given if key.startswith("env.")), None)
+    if other is not None:
+        raise UserError(
+            f"{other}: a run is played in its own environment; rlrun train --from-run RUN_DIR {other}=... trains in"
+            " another one"
+        )
+    options = typed(EvaluateOptions, DEFAULTS | {"episodes": 10, "opponent": None} | given)
     if len(names) > 1 and options.opponent is not None:
         raise UserError("opponent is for one run; several players play each other")
 

@@ -158,10 +158,10 @@ def is_whole(config: dict[str, Any], option: str, value: int) -> bool:
     from rlrun.config.types import numbers_read
 
     config = copy.deepcopy(config)
-    with numbers_read() as found, contextlib.suppress(UserError):  # only where a whole number is needed, text is read
+    with numbers_read() as found, contextlib.suppress(UserError):
         set_option(config, option, str(value))
         type_config(config)
-    return option in found
+    return isinstance(found.get(option), int)
 
 
 def check_changes(jobs: Callable[[str, str], dict[str, Any]], changes: Mapping[str, Sequence[str]]) -> None:

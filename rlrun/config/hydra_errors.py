@@ -93,7 +93,21 @@ def check_groups(words: list[str], folder: Path | None = None) -> None:
         elif group in GROUPS:
             known = [*choices(group), *own]
             if value not in known:
-                raise UserError(f"There is no {group} {value!r}.{closest(value, known)} There are: {', '.join(known)}")
+                near = (of_rllib(value) if group == "algo" else "") or closest(value, known)
+                raise UserError(f"There is no {group} {value!r}.{near} There are: {', '.join(known)}")
+
+
+def of_rllib(name: str) -> str:
+    """Returns a sentence about an algorithm of RLlib's with another name here, or without one; '' for others."""
+    from rlrun.rllib.algorithms import LACKING, RUNS
+
+    def bare(text: str) -> str:
+        return re.sub(r"\W|_", "", text.rpartition("/")[2]).lower()
+
+    lacking = next((f" RLlib's {one}: {why}." for one, why in LACKING.items() if bare(one) == bare(name)), "")
+    return lacking or next(
+        (f" RLlib's {one} is algo={here} here." for one, here in RUNS.items() if bare(one) == bare(name)), ""
+    )
 
 
 def _check_list(word: str, group: str) -> None:
@@ -156,8 +170,11 @@ def translate(error: Exception, words: list[str], folder: Path | None = None) ->
     if unknown and "not in struct" in text + cause:
         inside = re.search(r"full_key: (\S+)", cause)  # of a dictionary that a word gives
         key = inside[1] if inside is not None and inside[1].startswith(f"{unknown[1]}.") else unknown[1]
-        return of_another_env(key, words) or of_a_logger(key) or belonging(key, words) or (
-            f"There is no option {key}{elsewhere(key)}.{counterpart(key, words) or nearest(key, words, folder)}"
+        return (
+            of_another_env(key, words)
+            or of_a_logger(key)
+            or belonging(key, words)
+            or (f"There is no option {key}{elsewhere(key)}.{counterpart(key, words) or nearest(key, words, folder)}")
         )
     placed = re.search(r"Could not override '(algo@[^']+)'", text)
     if placed:

@@ -29,7 +29,7 @@ from rlrun.core.schedule import Schedule
 
 T = TypeVar("T")
 # Where typed() notes what it reads from texts such as 200k, as path -> number; None: it is not noted.
-_READ: ContextVar[dict[str, int] | None] = ContextVar("_READ", default=None)
+_READ: ContextVar[dict[str, int | float] | None] = ContextVar("_READ", default=None)
 LARGEST_YAML = 1_000_000  # characters of a config file
 MOST_ALIASES = 20
 # Octal and sexagesimal numbers of YAML 1.1.
@@ -75,9 +75,9 @@ def typed(cls: type[T], values: Any, path: str = "") -> T:
 
 
 @contextmanager
-def numbers_read() -> Iterator[dict[str, int]]:
-    """Collects, by path, the whole numbers that typed() reads from texts such as 200k meanwhile."""
-    found: dict[str, int] = {}
+def numbers_read() -> Iterator[dict[str, int | float]]:
+    """Collects, by path, the numbers that typed() reads from texts such as 200k meanwhile, as ints or floats."""
+    found: dict[str, int | float] = {}
     token = _READ.set(found)
     try:
         yield found
@@ -208,16 +208,16 @@ def _scalar(kind: type, value: Any, path: str) -> Any:
         and value == int(value)
     ):
         return int(value)  # so that 1e6 is accepted
-    if kind is int and isinstance(value, str) and (read := whole_number(value)) is not None:
+    if kind in (int, float) and isinstance(value, str) and (read := whole_number(value)) is not None:
         noted = _READ.get()
         if noted is not None:
-            noted[path] = read
-        return read
+            noted[path] = kind(read)
+        return kind(read)
     if kind is bool and isinstance(value, bool):
         return value
     if kind is str and isinstance(value, str):
         return value
-    raise ConfigError(f"{path} must be {_WORDS[kind]}, not {value!r}{hint(value) if kind is int else ''}")
+    raise ConfigError(f"{path} must be {_WORDS[kind]}, not {value!r}{hint(value) if kind in (int, float) else ''}")
 
 
 def plain(cfg: Any) -> dict:

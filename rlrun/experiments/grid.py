@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from rlrun.config.hydra_errors import with_keys
 from rlrun.config.paths import options
 from rlrun.core.errors import UserError, closest
+from rlrun.core.numbers import number
 
 # The values of these groups are clear without their key.
 NAMED = ("algo", "env", "tuned", "model", "resources", "replay", "runner")
@@ -62,6 +63,12 @@ def bare(word: str) -> str:
     return word.lstrip("+~")
 
 
+def with_ends(word: str) -> str:
+    """A word whose intervals have plain numbers in place of 200k and the like."""
+    ends = r"(?<=[(,])(\s*)(\d[\d_.]*[kKMGB])(?=\s*[,)])"
+    return re.sub(ends, lambda one: f"{one[1]}{number(one[2])}", word) if "interval(" in word else word
+
+
 def parse(words: Sequence[str]) -> Space:
     """The space that the words of a sweep span. UserError where a word cannot be read, stands for no value at all, or
     where a key that varies or one of its values is given twice."""
@@ -78,7 +85,7 @@ def parse(words: Sequence[str]) -> Space:
     several: set[str] = set()
     for word in words:
         try:
-            override = parser.parse_override(word)
+            override = parser.parse_override(with_ends(word))
         except HydraException as error:
             meant = with_keys(words)
             why = meant or f": {str(error).splitlines()[0]}"

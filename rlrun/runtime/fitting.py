@@ -34,7 +34,9 @@ ACTIONS = {  # what kinds of actions are called
     "box": "numbers (Box)",
     "nested": "a Dict or a Tuple",
 }
-ALSO = {"discrete": " or dqn", "box": " or sac"}  # algorithms for a kind of actions, besides ppo, which is for all
+# Algorithms for a kind of actions, besides ppo, which is for all, and besides bc and marwil among those of data.
+ALSO = {"discrete": " or dqn", "box": " or sac"}
+ALSO_OF_DATA = {"discrete": ", discrete_cql", "box": ", cql"}
 
 
 def check_fitting(config: Typed, spec: EnvSpec, needs: Needs) -> None:
@@ -48,9 +50,12 @@ def check_fitting(config: Typed, spec: EnvSpec, needs: Needs) -> None:
         others = "replay" if needs.replay is not None else "on_policy or actor_learner"
         raise UserError(f"runner={runner.name} learns one policy, and {name} has several; use runner={others}")
     if spec.action.kind not in needs.actions:
+        others = f"ppo{ALSO.get(spec.action.kind, '')}"
+        if runner.name == "offline":
+            others = f"bc{ALSO_OF_DATA.get(spec.action.kind, '')} or marwil"
         raise UserError(
             f"{name} is for actions that are {' or '.join(ACTIONS[kind] for kind in needs.actions)}; {spec.name} has"
-            f" {spec.action}. Choose another algorithm, such as ppo{ALSO.get(spec.action.kind, '')}"
+            f" {spec.action}. Choose another algorithm, such as {others}"
         )
     if needs.on_policy and not runner.synchronous:
         raise UserError(

@@ -30,9 +30,9 @@ def test_texts_become_numbers_where_an_option_is_one():
     base = compose("algo=impala", "env=CartPole-v1", *SMALL)
     words = {"env_steps": "1.5M", "log_every_steps": "2k", "run_dir": "1M"}
     made = with_numbers({**base, **words, "eval": {**base["eval"], "every": "200k"},
-                         "model": {**base["model"], "hidden": ["1k", 64]}})  # fmt: skip
+                         "model": {**base["model"], "hidden": ["1k", 64]}, "stop": {**base["stop"], "return_mean": "0.5k"}})  # fmt: skip
     assert (made["env_steps"], made["log_every_steps"], made["eval"]["every"]) == (1_500_000, 2000, 200_000)
-    assert made["model"]["hidden"] == [1000, 64]
+    assert made["model"]["hidden"] == [1000, 64] and made["stop"]["return_mean"] == 500.0
     assert made["run_dir"] == "1M", "a folder may be called 1M"
 
 

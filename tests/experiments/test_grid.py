@@ -51,10 +51,12 @@ def test_intervals_say_how_to_search():
             "algo.lr=tag(log, interval(1e-5, 1e-3))",
             "algo.num_epochs=int(interval(1, 8))",
             "algo.discount=interval(0.9, 1)",
+            "algo.batch_size=tag(log,interval(1k,0.1M))",
         ]
     )
     assert space.intervals == {
         "algo.lr": Interval(1e-5, 1e-3, True, False), "algo.num_epochs": Interval(1, 8, False, True), "algo.discount": Interval(0.9, 1.0, False, False),
+        "algo.batch_size": Interval(1000, 100_000, True, False),
     }  # fmt: skip
 
 
