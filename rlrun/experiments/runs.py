@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 from rlrun.config.saved import refuse_links
 from rlrun.config.signature import in_place
 from rlrun.config.types import load_yaml
-from rlrun.core.errors import UserError, closest
+from rlrun.core.errors import Notice, UserError, closest
 from rlrun.core.saved_files import check_run_config
 from rlrun.experiments.outcomes import DONE
 from rlrun.loggers.jsonl import read as read_rows
@@ -129,7 +130,8 @@ def best_return(run: SavedRun) -> float | None:
 def find(places: Sequence[str]) -> list[SavedRun]:
     """The runs in these run directories, sweep directories, or directories that contain runs.
 
-    UserError where one of them contains no run.
+    A damaged run among several is left out with a warning. UserError where one of the places contains no run that can
+    be read.
     """
     found: dict[Path, SavedRun] = {}
     for place in places:
@@ -143,10 +145,19 @@ def find(places: Sequence[str]) -> list[SavedRun]:
         runs = [one for one in below if (one / "config.yaml").is_file() and (one / "progress.jsonl").is_file()]
         if not runs:
             raise UserError(f"{place} contains no run: a run directory has config.yaml and progress.jsonl")
+        damaged: list[UserError] = []
         for one in runs:
             if not in_place(one / "config.yaml"):
                 refuse_links(one)  # what is drawn is written there, and a report contains what lies there
-            found.setdefault(one.resolve(), SavedRun(one))
+            try:
+                found.setdefault(one.resolve(), SavedRun(one)).rows  # noqa: B018  reads them
+            except UserError as error:
+                found.pop(one.resolve(), None)
+                damaged.append(error)
+        if len(damaged) == len(runs):
+            raise damaged[0]
+        for lost in damaged:
+            warnings.warn(f"a run is left out, because {lost}", Notice, stacklevel=2)
     return list(found.values())
 
 

@@ -11,7 +11,7 @@ import pytest
 from conftest import compose
 
 from rlrun.cli import _dispatch
-from rlrun.core.errors import UserError
+from rlrun.core.errors import Notice, UserError
 from rlrun.core.run_lock import RunLock
 from rlrun.core.saved_files import no_run
 from rlrun.experiments.runs import check_metric, differing, find, groups, telling
@@ -344,6 +344,25 @@ def test_a_damaged_file_of_a_sweep_is_a_sentence(file, text, tmp_path):
         with pytest.raises(UserError, match=f"{file} is damaged: .") as caught:
             _dispatch([command, str(tmp_path)])
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "said"),
+    [
+        ("config.yaml", "algo: [", "config.yaml cannot be read"),
+        ("config.yaml", "seed: 1", "config.yaml"),
+        ("progress.jsonl", '{"env_steps": "x"}', "line 1: env_steps is 'x', and it must be a number"),
+        ("progress.jsonl", b"\xff", "holds no text"),
+    ],
+)
+def test_a_damaged_run_among_several_is_left_out(file, text, said, runs, tmp_path):
+    (runs / "a2c" / file).write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.warns(Notice, match=f"a run is left out, because {runs}.*{said}"):
+        assert len(find([str(runs)])) == 4
+    with pytest.raises(UserError, match=said):
+        find([str(runs / "a2c")])
+    with pytest.warns(Notice, match="a run is left out"):
+        assert _dispatch(["plot", str(runs), "--out", str(tmp_path / "x.png")]) == 0
 
 
 def test_commands_are_shown_as_one_would_type_them():
