@@ -118,6 +118,19 @@ def lacking(error: ImportError, module: str) -> str:
     return f"it imports {error.name}, which is not installed"
 
 
+def hiding(module: str) -> str:
+    """Returns a sentence if an imported module is another one than a file of this name in the current folder; else ''.
+
+    Python's own modules and installed packages come first."""
+    here = Path.cwd()
+    file = here / f"{module.replace('.', '/')}.py"
+    found = getattr(sys.modules.get(module), "__file__", None)
+    if found is None or not file.is_file() or Path(found).resolve() == file.resolve():
+        return ""
+    mine = file.relative_to(here)
+    return f" {found} was imported, and not {mine} of the current folder: give that file another name."
+
+
 def load_object(name: str, option: str, base: type | tuple[type, ...] | None = None) -> Any:
     """Returns the object that `package.module:Name` names. Raises UserError, which names the option, if it does not
     exist or cannot be imported.
@@ -141,7 +154,8 @@ def load_object(name: str, option: str, base: type | tuple[type, ...] | None = N
             made = getattr(made, part)
     except AttributeError:
         raise UserError(
-            f"{option}={name}: {module} has no {attribute}.{closest(attribute, vars(importlib.import_module(module)))}"
+            f"{option}={name}: {module} has no {attribute}."
+            f"{hiding(module) or closest(attribute, vars(importlib.import_module(module)))}"
         ) from None
     if _Door.closed and name not in _Door.objects and base is not None:
         if not (isinstance(made, type) and issubclass(made, base)):

@@ -13,7 +13,7 @@ import gymnasium
 
 from rlrun.core.errors import UserError, closest, told
 from rlrun.core.installing import install_line
-from rlrun.core.plugins import import_named
+from rlrun.core.plugins import hiding, import_named
 
 OWN = re.compile(r"[A-Za-z_]\w*(\.\w+)*:[\w./-]+")  # my_package.envs:MyEnv-v0
 
@@ -396,7 +396,7 @@ def absent(module: str, name: str) -> str:
     ids = [
         known for known, spec in gymnasium.registry.items() if str(spec.entry_point).split(".")[0].split(":")[0] == top
     ]
-    near = closest(name, [*classes, *ids])
+    near = hiding(module) or closest(name, [*classes, *ids])
     there = f" It has {', '.join(classes[:5])}." if classes and not near else ""
     return f"the module {module} has no {name}, and no Gymnasium id is called so.{near}{there}"
 

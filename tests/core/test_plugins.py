@@ -357,6 +357,14 @@ def test_mistakes_in_a_module_of_the_users_own_are_told_with_their_line(tmp_path
         assert (mend in words) == (part in name)
 
 
+def test_a_file_that_python_s_own_module_hides_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "code.py").write_text("class Mine:\n    pass\n")
+    for word in ("env=code:Mine", "model.encoder=code:Mine"):
+        with pytest.raises(UserError, match=r"code.py was imported, and not code.py of the current folder: give that file"):
+            _dispatch(["train", "algo=pg", "env=CartPole-v1", word, "resources=debug", "logger=[]"])
+
+
 BROKEN = """
 import gymnasium
 from gymnasium.envs.classic_control import CartPoleEnv
