@@ -163,9 +163,10 @@ def _compose(words: list[str], job: Any, config_name: str, folder: Path | None, 
     from omegaconf import OmegaConf, open_dict
     from omegaconf.errors import OmegaConfBaseException
 
-    from rlrun.config.hydra_errors import THEIRS, asked_family, check_groups, translate
+    from rlrun.config.hydra_errors import THEIRS, asked_family, check_groups, set_in, translate
     from rlrun.config.hydra_plugins import composing
     from rlrun.config.paths import root
+    from rlrun.config.types import ConfigError
     from rlrun.config.words import word_at_home
 
     check_words(words)
@@ -208,7 +209,10 @@ def _compose(words: list[str], job: Any, config_name: str, folder: Path | None, 
         values = masked_values(OmegaConf.to_container(cfg, resolve="--resolve" in words))
         print(masked(OmegaConf.to_yaml(OmegaConf.create(values))), end="")
         return 0
-    return job(cfg, choices)
+    try:
+        return job(cfg, choices)
+    except ConfigError as error:
+        raise type(error)(f"{error}{set_in(str(error), words, choices, folder)}") from None
 
 
 def with_data(words: list[str]) -> list[str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rlrun.config.paths import (
     base_options,
@@ -217,6 +218,29 @@ def translate(error: Exception, words: list[str], folder: Path | None = None) ->
         )
     first = [line.strip() for line in text.splitlines() if line.strip()]
     return first[0] if first else type(error).__name__
+
+
+def set_in(error: str, words: Sequence[str], choices: Mapping[str, Any], folder: Path | None) -> str:
+    """Returns ' (set in FILE)' if a file of the user's own folder sets the option that an error is about, and no word
+    does; '' otherwise. choices: the file that was chosen of every group."""
+    import yaml
+
+    named = re.match(r"(?:There is no option )?([\w.]+)", error)
+    if folder is None or named is None or any(word.lstrip("+~").startswith(f"{named[1]}=") for word in words):
+        return ""
+    path = named[1].rstrip(".").split(".")
+    for group, name in choices.items():
+        file = folder / group.partition("@")[0] / f"{name}.yaml"
+        if not isinstance(name, str) or not file.is_file():
+            continue
+        text = file.read_text()
+        value: Any = yaml.safe_load(text)
+        whole = re.search(r"^#\s*@package\s+_global_", text, re.MULTILINE)
+        for part in path if whole else path[1:]:
+            value = value.get(part, KeyError) if isinstance(value, Mapping) else KeyError
+        if value is not KeyError and (whole or path[0] == group):
+            return f" (set in {file})"
+    return ""
 
 
 def with_keys(words: Sequence[str]) -> str:

@@ -63,7 +63,7 @@ def typed(cls: type[T], values: Any, path: str = "") -> T:
     prefix = f"{path}." if path else ""
     for key in values:
         if key not in fields:
-            raise ConfigError(f"There is no option {prefix}{key}.{closest(str(key), fields)}")
+            raise ConfigError(f"There is no option {prefix}{key}.{closest(str(key), fields, prefix=prefix)}")
     missing = [name for name in fields if name not in values]
     if missing:
         raise MissingOption(f"The option {prefix}{missing[0]} has no value")

@@ -183,9 +183,10 @@ def check_name(name: object, what: str) -> str:
     return text
 
 
-def closest(word: str, options: Iterable[str], count: int = 3) -> str:
-    """' Did you mean a, b?' for a mistyped word, or an empty string if no option is similar."""
+def closest(word: str, options: Iterable[str], count: int = 3, prefix: str = "") -> str:
+    """' Did you mean a, b?' for a mistyped word, or an empty string if no option is similar. prefix: is put before each
+    option that is named."""
     options = list(options)
     lowered = {option.lower(): option for option in options}
     near = difflib.get_close_matches(word.lower(), list(lowered), n=count, cutoff=0.5)
-    return f" Did you mean {', '.join(lowered[name] for name in near)}?" if near else ""
+    return f" Did you mean {', '.join(prefix + lowered[name] for name in near)}?" if near else ""

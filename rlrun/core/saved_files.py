@@ -103,4 +103,6 @@ def no_run(path: Path) -> str:
     runs = (file for file in inside if (file.parent / "progress.jsonl").exists())
     below = max(runs, key=lambda file: file.stat().st_mtime, default=None)
     meant = f"; a run below it is {below.parent}" if below is not None else ""
+    if (path / "sweep.json").is_file():
+        return f"{path} is a sweep, which rlrun sweep --resume {path} goes on with, and no run directory{meant}"
     return f"{path} is not a run directory: it has no config.yaml{meant}"

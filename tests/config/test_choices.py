@@ -289,3 +289,26 @@ def test_values_with_a_network_of_their_own_have_a_learning_rate_of_their_own(wo
     assert algo["value_lr"] == rate and ("value_lr" in told) == (rate == 4e-3)
     if rate is None:
         type_config(made)  # what is chosen is not refused
+
+
+@pytest.mark.parametrize(
+    "text, words, said",
+    [
+        ("algo: {lr: -1}", [], r"algo.lr must be at least 0, not -1 \(set in {}\)$"),
+        ("algo: {lrr: 1}", [], r"There is no option algo.lrr. Did you mean algo.lr\? \(set in {}\)$"),
+        ("algo: {lr: -1}", ["algo.lr=-2"], "algo.lr must be at least 0, not -2$"),
+        ("algo: {lr: 1}", ["algo.discount=2"], "algo.discount must be between 0 and 1, not 2$"),
+    ],
+)
+def test_a_wrong_value_is_told_with_the_file_that_sets_it(text, words, said, tmp_path):
+    file = tmp_path / "tuned" / "pg" / "mine.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(f"# @package _global_\ndefaults: [{{override /env: CartPole-v1}}, {{override /algo: pg}}]\n{text}\n")
+    with pytest.raises(UserError, match=said.format(re.escape(str(file)))):
+        _dispatch(["train", "--plan", f"--config-dir={tmp_path}", "tuned=pg/mine", *words])
+
+
+def test_a_sweep_is_no_run(tmp_path):
+    (tmp_path / "sweep.json").write_text("{}")
+    with pytest.raises(UserError, match=f"{tmp_path} is a sweep, which rlrun sweep --resume {tmp_path} goes on with"):
+        _dispatch(["resume", str(tmp_path)])
