@@ -185,10 +185,12 @@ def test_the_code_of_your_own_parts_is_that_of_the_example():
             assert any(part in source for source in sources), part
 
 
-def test_the_options_for_those_of_stable_baselines3_exist():
-    known = {key for algo in ("ppo", "dqn", "sac") for key in known_keys(algo)}
-    named = re.findall(r"`'?((?:algo|model(?!\.save)|replay|eval|checkpoint)\.[\w.]+)", (ROOT / "docs" / "from_sb3.md").read_text())
-    assert len(named) > 30 and [name for name in named if name not in known] == []
+@pytest.mark.parametrize("page", ["from_sb3", "from_cleanrl"])
+def test_the_options_for_those_of_other_libraries_exist(page):
+    known = {key for algo in ("ppo", "dqn", "c51", "sac", "td3") for key in known_keys(algo)}
+    text = (ROOT / "docs" / f"{page}.md").read_text()
+    named = re.findall(r"[` ']((?:algo|model(?!\.save)|replay|eval|checkpoint|resources)\.[\w.]+)", text)
+    assert len(named) > 30 and [name for name in named if name.rstrip(".") not in known] == []
 
 
 def test_the_commands_of_the_tables_of_gpus_normalise_pixels_where_the_page_says_so():

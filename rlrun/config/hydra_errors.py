@@ -372,7 +372,7 @@ def _either(names: list[str]) -> str:
 
 
 def counterpart(key: str, words: list[str]) -> str:
-    """Returns ' RLlib's gamma is algo.discount here.' for RLlib's and Stable-Baselines3's names, else ''."""
+    """Returns ' RLlib's gamma is algo.discount here.' for names of RLlib, Stable-Baselines3 and CleanRL, else ''."""
     import yaml
 
     from rlrun.rllib.option_map import option_map
@@ -387,15 +387,17 @@ def counterpart(key: str, words: list[str]) -> str:
                 if row["rlrun"]
                 else f" RLlib's {name} has no counterpart: {row['why']}."
             )
-    theirs = yaml.safe_load((package() / "data" / "stable_baselines3.yaml").read_text())
     known = known_keys((chosen(words, "algo@algo.inner") or inner_algorithm(algo)) if inside else algo)
-    row = theirs.get(name, {"ours": []})
-    ours = next((option for option in row["ours"] if option in known and option != key), None)
-    how = row.get("how")
-    how = _in_parentheses(how.get(ours) if isinstance(how, dict) else how)
-    if ours and inside:
-        ours = ours.replace("algo.", "algo.inner.", 1)
-    return f" Stable-Baselines3's {name} is {ours} here{how}." if ours else ""
+    for whose, file in (("Stable-Baselines3", "stable_baselines3"), ("CleanRL", "cleanrl")):
+        row = yaml.safe_load((package() / "data" / f"{file}.yaml").read_text()).get(name, {"ours": []})
+        there = (option for option in row["ours"] if option in known or option in ("env", "resources"))
+        ours = next((option for option in there if option != key), None)
+        how = row.get("how")
+        how = _in_parentheses(how.get(ours) if isinstance(how, dict) else how)
+        if ours:
+            ours = ours.replace("algo.", "algo.inner.", 1) if inside else ours
+            return f" {whose}'s {name} is {ours} here{how}."
+    return ""
 
 
 def _in_parentheses(text: str | None) -> str:

@@ -105,6 +105,8 @@ BAD = [
         ["train", "tuned=td3/pendulum", "algo.learning_rate=1"],
         "Stable-Baselines3's learning_rate is algo.actor_lr here",
     ),
+    (["train", "algo=ppo", "env=CartPole-v1", "num_steps=8"], "CleanRL's num_steps is algo.fragment_length here."),
+    (["train", "algo=ppo", "env=CartPole-v1", "env_id=8"], "CleanRL's env_id is env here."),
     (["train", "tuned=td3/pendulum", "algo.inner.lr=1"], "no option algo.inner.lr."),
     (["train", "algo=ppo", "env=CartPole-v1", "algo.vf_coef=1"], "algo.value_coef here (twice theirs,"),
     (["train", "algo=ppo", "env=CartPole-v1", "algo.vf_loss_coeff=1"], "algo.value_coef here (twice RLlib's number,"),
@@ -177,10 +179,11 @@ def test_notices_are_printed_without_the_line_that_said_them(tmp_path):
     assert said[0] == "warning: ours" and said[1].endswith("UserWarning: theirs")
 
 
-def test_names_of_stable_baselines3_lead_to_options_that_exist():
-    table = yaml.safe_load((package() / "data" / "stable_baselines3.yaml").read_text())
-    assert {option for row in table.values() for option in row["ours"]} <= set(known_keys())
-    assert all(set(row) <= {"ours", "how"} and row["ours"] for row in table.values())
+def test_names_of_other_libraries_lead_to_options_that_exist():
+    theirs, own = (yaml.safe_load((package() / "data" / f"{file}.yaml").read_text()) for file in ("stable_baselines3", "cleanrl"))
+    assert not theirs.keys() & own.keys() and len(theirs | own) > 40
+    assert {option for row in (theirs | own).values() for option in row["ours"]} <= {*known_keys(), "env", "resources"}
+    assert all(set(row) <= {"ours", "how"} and row["ours"] for row in (theirs | own).values())
 
 
 @pytest.fixture(autouse=True)
