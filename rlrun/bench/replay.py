@@ -20,7 +20,7 @@ from rlrun.core.schedule import Clock
 from rlrun.dataflow.slots import Fragment, Header
 from rlrun.replay.buffer import Replay
 from rlrun.replay.layout import Layout, ReplayConfig
-from rlrun.runtime.rundir import hardware, versions
+from rlrun.runtime.rundir import command_line, hardware, versions
 
 ROWS, COLUMNS = 64, 8  # size of the stored fragments
 BATCHES = (32, 512)
@@ -30,14 +30,14 @@ SECONDS = 1.0
 def measure(cfg: ReplayConfig, capacities: list[int]) -> dict[str, Any]:
     """Measures uniform and prioritized replay at each capacity.
 
-    Returns {"cells": [{name, capacity, adds, draws, memory_gb, planned_gb}], "hardware", "versions"}, where adds is the
-    rows stored per second and draws maps each batch size to the fragments drawn per second.
+    Returns {"cells": [{name, capacity, adds, draws, memory_gb, planned_gb}], "hardware", "versions", "command"}, where
+    adds is the rows stored per second and draws maps each batch size to the fragments drawn per second.
     """
     cells = []
     for capacity in capacities:
         for name in ("uniform", "prioritized"):
             cells.append(_cell(dataclasses.replace(cfg, name=name, capacity=capacity)))
-    return {"cells": cells, "hardware": hardware(), "versions": versions()}
+    return {"cells": cells, "hardware": hardware(), "versions": versions(), "command": command_line()}
 
 
 def _cell(cfg: ReplayConfig) -> dict[str, Any]:

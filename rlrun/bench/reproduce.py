@@ -19,7 +19,7 @@ from rlrun.bench.longer import from_longer, may_contain_others, same_training
 from rlrun.bench.recipes import changed
 from rlrun.bench.results import Key, default_folder, from_run, key_of, read, train_words, write
 from rlrun.bench.tables import Wanted, load, select
-from rlrun.cli import take_flags
+from rlrun.cli import flags_given, take_flags
 from rlrun.config.paths import options
 from rlrun.core.errors import UserError, closest
 from rlrun.experiments.jobs import Pool, check_timeout
@@ -53,8 +53,9 @@ def main(words: Sequence[str]) -> int:
     chosen = select(asked.get("table", []), asked.get("game", []), asked.get("algo", []))
     code = 0
     if flags["--only-render"]:
-        if rest or flags["--dry-run"]:
-            given = ", ".join([*rest, *(["--dry-run"] if flags["--dry-run"] else [])])
+        useless = [*rest, *flags_given(flags, ("--dry-run", "--jobs", "--timeout"))]
+        if useless:
+            given = ", ".join(useless)
             raise UserError(f"--only-render draws all tables and runs nothing, so that {given} would do nothing")
     else:
         every = {key_of(one, seed, budget): one for seed in seeds for one in chosen}

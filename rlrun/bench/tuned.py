@@ -29,6 +29,7 @@ from rlrun.experiments.places import places
 from rlrun.experiments.runs import RETURN, SavedRun
 from rlrun.experiments.view import text_table, view
 from rlrun.loggers.console import duration
+from rlrun.runtime.rundir import command_line, git_commit, hardware, versions
 
 FLAGS = {"--fast": bool, "--jobs": int, "--timeout": float, "--json": str, "--runs": str, "--dry-run": bool}
 FAST_SEC = 15 * 60.0
@@ -138,6 +139,8 @@ def main(words: Sequence[str]) -> int:
                 TrainingJob(name=name, words=tuple(words), run_dir=folder / name, log=folder / "logs" / f"{name}.log"),
             )
     if flags["--dry-run"]:
+        if json_file is not None:
+            raise UserError("--dry-run runs nothing, so that --json would write nothing")
         for _, _, job in jobs.values():
             print(f"rlrun train {' '.join(job.words)}")
         return 0
@@ -154,7 +157,9 @@ def main(words: Sequence[str]) -> int:
         )
     )
     if json_file is not None:
-        write_results(results, json_file)
+        about = {"hardware": hardware(), "versions": versions(), "git_commit": git_commit(), "command": command_line()}
+        every = [{**one, "words": list(run.job.words)} for one, run in zip(results, outcomes, strict=True)]
+        write_results({"results": every, **about}, json_file)
     missed = sum(result["verdict"] != "pass" for result in results)
     print(f"{len(results) - missed} of {len(results)} bars met")
     if pool.signal is not None:

@@ -235,14 +235,16 @@ def planned_here(values: dict[str, Any], machine: Any, given: dict[str, Any], sa
 
 def given_twice(words: Sequence[str]) -> list[str]:
     """Returns a note for every option that several words set, of which the last one counts."""
+    from rlrun.core.passwords import masked_values
+
     given: dict[str, list[str]] = {}
     for word in words:
         if "=" in word and not word.startswith("-"):
             given.setdefault(word.partition("=")[0].lstrip("+"), []).append(word)
+    several = [masked_values(one) for one in given.values() if len(one) > 1]
     return [
         f"note: {one[-1]} counts, and {' and '.join(one[:-1])} {'does' if len(one) == 2 else 'do'} not"
-        for one in given.values()
-        if len(one) > 1
+        for one in several
     ]
 
 

@@ -53,6 +53,13 @@ def _fsync(path: Path) -> None:
         os.close(descriptor)
 
 
+def fsync_folder(folder: Path) -> None:
+    """Waits until a folder and all that lies in it are on the disk."""
+    for path in folder.rglob("*"):
+        _fsync(path)
+    _fsync(folder)
+
+
 def _compact(state: Any) -> Any:
     """Gives tensors that are part of a larger memory their own, since torch.save writes a tensor's whole storage."""
     if isinstance(state, Mapping):

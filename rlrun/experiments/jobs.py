@@ -294,6 +294,7 @@ class Pool:
         if outcome is None:
             outcome = Outcome(job=job)
             self.outcomes.append(outcome)
+        outcome.job = job  # a member of a population may have other options than before
         return outcome
 
     def _start(self, job: TrainingJob) -> None:

@@ -49,7 +49,7 @@ def places(jobs: int | None, own: list[int] | None = None, devices: list[str] | 
         gpu = devices[index % len(devices)] if devices else None
         beside = len(range(index % len(devices), count, len(devices))) if devices else 1
         if fixed:  # with more jobs than cores, some share a core
-            made.append(Place(tuple(own[first:last]) or (own[index % total],), gpu, beside=beside, memory=memory))
+            made.append(Place(tuple(own[first:last]) or (own[first],), gpu, beside=beside, memory=memory))
         else:
             made.append(Place(tuple(own), gpu, max(1, last - first), beside, memory))
     return made

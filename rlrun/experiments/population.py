@@ -29,7 +29,7 @@ from rlrun.config.signature import signed, write_signed
 from rlrun.config.types import load_yaml
 from rlrun.config.unused import flattened
 from rlrun.config.words import word
-from rlrun.core.checkpoint import write_atomically
+from rlrun.core.checkpoint import fsync_folder, write_atomically
 from rlrun.core.errors import UserError
 from rlrun.core.outputs import tell
 from rlrun.experiments.grid import Interval, Space
@@ -342,7 +342,8 @@ def generation_of(folder: Path) -> int:
         return 0
     try:
         members = [Member(**one) for one in json.loads((folder / "population.json").read_text())["members"]]
-        return min(one.generation for one in members if not one.dead or checkpoints(folder / one.name))
+        living = (one.generation for one in members if not one.dead or checkpoints(folder / one.name))
+        return min(living, default=0)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder / 'population.json'} is damaged: {error}") from None
 
@@ -396,6 +397,7 @@ def take_over(winner: Path, loser: Path, values: dict[str, Any]) -> None:
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir()
     shutil.copytree(winner / "checkpoints" / name, fresh / name)
+    fsync_folder(fresh)
     path = loser / "config.yaml"
     config = load_yaml(path)
     ours = signed(path)
@@ -420,4 +422,5 @@ def take_over(winner: Path, loser: Path, values: dict[str, Any]) -> None:
         shutil.rmtree(own, ignore_errors=True)
         old.rename(own)
         raise
+    fsync_folder(own)  # also its new name, before the old checkpoints are gone
     shutil.rmtree(old, ignore_errors=True)

@@ -100,11 +100,17 @@ def read(folder: Path, trusted: bool = False) -> Record:
 
 
 def add(folder: Path, job: TrainingJob) -> None:
-    """Adds a job that a search has drawn to sweep.json, unless it is already there."""
+    """Adds a job that a search has drawn to sweep.json. A member of a population that is there may have new words."""
     said = json.loads((folder / "sweep.json").read_text())
-    if all(known["name"] != job.name for known in said["jobs"]):
-        said["jobs"].append({"name": job.name, "words": masked_values(list(job.words))})
-        _write(folder, said)
+    made = {"name": job.name, "words": masked_values(list(job.words))}
+    known = next((one for one in said["jobs"] if one["name"] == job.name), None)
+    if known is None:
+        said["jobs"].append(made)
+    elif known["words"] != made["words"]:
+        known.update(made)
+    else:
+        return
+    _write(folder, said)
 
 
 def logs_to_mlflow(words: Sequence[str]) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
+import os
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -63,16 +65,31 @@ class Jsonl:
         return "".join(kept)
 
     def log(self, row: dict[str, Any]) -> None:
-        """Writes a row. On a disk that is full, rows wait until there is space again."""
+        """Writes a row. Where the disk is full or does not answer, rows wait until they can be written."""
         self.waiting.append((json.dumps(row) + "\n").encode())
         try:
             self._write()
         except OSError as error:
-            if error.errno not in FULL:
-                raise
+            full = error.errno in FULL
+            if not full:
+                self._open_again()
             if not self.said:
-                tell(f"rlrun: {self.path}: {error.strerror}; rows wait for space", sys.stderr)
+                until = "for space" if full else "until they can be written"
+                tell(f"rlrun: {self.path}: {error.strerror}; rows wait {until}", sys.stderr)
             self.said = True
+
+    def _open_again(self) -> None:
+        """Opens the file anew, behind its last whole row. A network drive that was away may not know the old one."""
+        with contextlib.suppress(OSError):
+            file = self.path.open("r+b", buffering=0)
+            with contextlib.suppress(OSError):
+                self.file.close()
+            self.file = file
+            end = file.seek(0, os.SEEK_END)
+            last = max(0, end - PART_BYTES)
+            file.seek(last)
+            file.truncate(last + file.read(end - last).rfind(b"\n") + 1)
+            file.seek(0, os.SEEK_END)
 
     def _write(self) -> None:
         """Writes all rows that wait. A row is written whole or not at all."""

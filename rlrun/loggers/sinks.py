@@ -183,7 +183,8 @@ class Sinks:
             call()
             return True
         except Exception as error:
-            self._warn(name, f"{error} (this logger is left out from now on; progress.jsonl continues)")
+            rest = "" if name == "Jsonl" else "; progress.jsonl continues"
+            self._warn(name, f"{error} (this logger is left out from now on{rest})")
             return False
 
     def _warn(self, name: str, text: str) -> None:

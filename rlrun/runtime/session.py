@@ -163,9 +163,10 @@ class _Session:
         self.watch, self.signals, self.again = watch, signals, again
         watch.run_dir = directory.path
         self.resume_at = restored[1]["env_steps"] if restored else None
+        took_over = directory.known.get("took_over")  # of another member of a population
         self.facts = self._facts()
         saved = None if restored is None else Moment(*(restored[1][name] for name in Moment._fields))
-        if saved is not None and directory.known.get("took_over") == saved.env_steps:
+        if saved is not None and took_over == saved.env_steps:
             saved = Moment(saved.env_steps, sys.maxsize, math.inf)  # another run's updates and time say nothing here
         self.logger = _loggers(self.config, directory.path, saved, watch.console)
         self.mirroring = _mirroring(self.config, values, directory.path, self.facts)

@@ -406,6 +406,7 @@ def test_the_supply_may_end_a_job_and_hears_of_all(tmp_path, monkeypatch):
 def test_places_share_cores_and_gpus():
     assert [place.cores for place in places(2, [0, 1, 2, 3], [])] == [(0, 1), (2, 3)]
     assert [place.cores for place in places(3, [0, 1], [])] == [(0,), (0,), (1,)]
+    assert [place.cores for place in places(4, [0, 1], [])] == [(0,), (0,), (1,), (1,)], "all have as much of a core"
     shared = places(3, [0, 1, 2], ["0", "1"])
     assert [(place.gpu, place.beside) for place in shared] == [("0", 2), ("1", 1), ("0", 2)]
     assert (

@@ -147,6 +147,32 @@ def test_rows_wait_for_space_and_are_never_torn(tmp_path, capsys):
     assert capsys.readouterr().err.count("rows wait for space") == 1
 
 
+def test_rows_wait_for_a_drive_that_does_not_answer(tmp_path, capsys):
+    """A network drive was away, tore a row, and does not know the open file any more."""
+    path, rows = tmp_path / "progress.jsonl", [{"env_steps": n} for n in range(5)]
+    log = Jsonl(path, None)
+    log.log(rows[0])
+
+    class Away:
+        def __init__(self, file):
+            self.file = file
+
+        def write(self, line):
+            self.file.write(line[:5])
+            raise OSError(errno.EIO, "Input/output error")
+
+        def close(self):
+            raise OSError(errno.ESTALE, "Stale file handle")
+
+    for row in rows[1:]:
+        log.file = Away(log.file) if row["env_steps"] in (1, 4) else log.file
+        log.log(row)
+    assert read(path) == rows[:4] and path.read_text().endswith("}\n"), "the torn row is gone, and waits"
+    log.close("COMPLETED", {})
+    assert read(path) == rows and path.read_text().count("\n") == len(rows)
+    assert capsys.readouterr().err.count("rows wait until they can be written") == 1
+
+
 def test_a_resume_without_space_keeps_the_rows(tmp_path):
     path = tmp_path / "progress.jsonl"
     text = "".join(json.dumps({"env_steps": n}) + "\n" for n in range(100))

@@ -54,6 +54,21 @@ def test_it_goes_back_to_a_checkpoint(run, tmp_path, form, capsys, monkeypatch):
     assert [one["git_commit"] for one in summary["sessions"]] == [begun["git_commit"], "f" * 40]
 
 
+def test_a_member_that_took_another_s_weights_over_keeps_its_own_rows(run, tmp_path):
+    """Updates and seconds of the weights' checkpoint are another run's, and say nothing of the rows of this one."""
+    path = tmp_path / "run"
+    shutil.copytree(run, path)
+    steps = int(names(path)[-1])
+    summary = json.loads((path / "summary.json").read_text())
+    (path / "summary.json").write_text(json.dumps(summary | {"took_over": steps}))
+    with (path / "progress.jsonl").open("a") as file:
+        for updates in (10**6, 10**6 + 1, 10**6 + 2):
+            file.write(json.dumps({"env_steps": steps, "time_sec": 1e6, "updates": updates}) + "\n")
+    assert _dispatch(["resume", str(path), "env_steps=400"]) == 0
+    kept = [json.loads(line)["updates"] for line in (path / "progress.jsonl").read_text().splitlines()]
+    assert [one for one in kept if one >= 10**6] == [10**6, 10**6 + 1, 10**6 + 2]
+
+
 def test_what_is_no_checkpoint_of_the_run_gets_a_sentence(run, tmp_path):
     for given, said in (
         ("7", "has no checkpoint 000000000007; it has 0000"),
