@@ -241,7 +241,9 @@ def given_twice(words: Sequence[str]) -> list[str]:
     for word in words:
         if "=" in word and not word.startswith("-"):
             given.setdefault(word.partition("=")[0].lstrip("+"), []).append(word)
-    several = [masked_values(one) for one in given.values() if len(one) > 1]
+    unlike = [list(dict.fromkeys(one)) for one in given.values()]
+    # Dictionaries of the user's own keys are merged.
+    several = [masked_values(one) for one in unlike if len(one) > 1 and not any("={" in word for word in one)]
     return [
         f"note: {one[-1]} counts, and {' and '.join(one[:-1])} {'does' if len(one) == 2 else 'do'} not"
         for one in several

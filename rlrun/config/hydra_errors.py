@@ -94,7 +94,8 @@ def check_groups(words: list[str], folder: Path | None = None) -> None:
         elif group in GROUPS:
             known = [*choices(group), *own]
             if value not in known:
-                near = (of_rllib(value) if group == "algo" else "") or closest(value, known)
+                other = of_rllib(value) if group == "algo" and value.lower() not in known else ""
+                near = other or closest(value, known)
                 raise UserError(f"There is no {group} {value!r}.{near} There are: {', '.join(known)}")
 
 
@@ -226,9 +227,12 @@ def set_in(error: str, words: Sequence[str], choices: Mapping[str, Any], folder:
     import yaml
 
     named = re.match(r"(?:There is no option )?([\w.]+)", error)
-    if folder is None or named is None or any(word.lstrip("+~").startswith(f"{named[1]}=") for word in words):
+    if folder is None or named is None:
         return ""
     path = named[1].rstrip(".").split(".")
+    given = {word.lstrip("+~").partition("=")[0] for word in words}
+    if given & {".".join(path[:length]) for length in range(2, len(path) + 1)} or path[0] in given - {"algo", "env"}:
+        return ""
     for group, name in choices.items():
         file = folder / group.partition("@")[0] / f"{name}.yaml"
         if not isinstance(name, str) or not file.is_file():
@@ -238,7 +242,7 @@ def set_in(error: str, words: Sequence[str], choices: Mapping[str, Any], folder:
         whole = re.search(r"^#\s*@package\s+_global_", text, re.MULTILINE)
         for part in path if whole else path[1:]:
             value = value.get(part, KeyError) if isinstance(value, Mapping) else KeyError
-        if value is not KeyError and (whole or path[0] == group):
+        if value is not KeyError and not isinstance(value, Mapping) and (whole or path[0] == group):
             return f" (set in {file})"
     return ""
 
@@ -327,7 +331,8 @@ def of_another_env(key: str, words: list[str]) -> str:
     if twin is not None and twin[0] in group_defaults("env", family):
         other = f": env.{twin[0]}={twin[1]} is the option here"
     elif family == "atari" and name in group_defaults("env", "gym"):
-        other = f": env=gym/ALE/{resolve(env)}-v5 is the game as Gymnasium makes it, and has the option"
+        game = resolve(env.removeprefix("atari/")) or "GAME"
+        other = f": env=gym/ALE/{game}-v5 is the game as Gymnasium makes it, and has the option"
     return f"{key} is an option of {_either(kinds)}, and env={env} is of the family {family}{other}"
 
 

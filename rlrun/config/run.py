@@ -203,6 +203,9 @@ def with_numbers(values: dict[str, Any]) -> dict[str, Any]:
             return values
     made: dict[str, Any] = copy.deepcopy(values)
     for path, value in found.items():
+        if path.startswith("data.path."):  # what follows is a path, which may have points
+            made["data"]["path"][path.removeprefix("data.path.")] = value
+            continue
         *groups, last = re.findall(r"[^.\[\]]+", path)
         node: Any = made
         for group in groups:

@@ -33,10 +33,13 @@ def at_home(text: str) -> str:
 def word_at_home(word: str) -> str:
     """A word in which the home folder replaces every `~/` that begins a value, or a part of a list or a dictionary.
 
-    Hydra's grammar has no ~ outside quotes. A home folder that would need quotes is not written, and Hydra refuses the
-    word then."""
+    Hydra's grammar has no ~ outside quotes, and what is in quotes stays as it is. A home folder that would need quotes
+    is not written, and Hydra refuses the word then."""
     home = os.path.expanduser("~")
-    return re.sub(r"(?<=[=,\[{: ])~/", f"{home}/", word) if _PLAIN.fullmatch(home) else word
+    if not _PLAIN.fullmatch(home):
+        return word
+    parts = r"'(?:\\.|[^'\\])*'|\"(?:\\.|[^\"\\])*\"|(?<=[=,\[{: ])~/"  # what is in quotes stays
+    return re.sub(parts, lambda found: f"{home}/" if found[0] == "~/" else found[0], word)
 
 
 def words_of(options: Mapping[str, Any]) -> list[str]:

@@ -100,7 +100,7 @@ def check_logger(values: dict[str, Any]) -> None:
             f"logger.mlflow.uri={uri} is no address of an MLflow store, such as http://HOST:5000 or"
             " sqlite:////FOLDER/mlflow.db"
         )
-    kind = uri.partition(":")[0].partition("+")[0] if isinstance(uri, str) else "file"
+    kind = uri.partition(":")[0].partition("+")[0].lower() if isinstance(uri, str) else "file"
     if kind not in STORES and kind not in {one.name for one in entry_points(group="mlflow.tracking_store")}:
         raise UserError(
             f"logger.mlflow.uri={masked(str(uri))}: MLflow has no store of the kind {kind}.{closest(kind, STORES)}"

@@ -104,5 +104,6 @@ def no_run(path: Path) -> str:
     below = max(runs, key=lambda file: file.stat().st_mtime, default=None)
     meant = f"; a run below it is {below.parent}" if below is not None else ""
     if (path / "sweep.json").is_file():
-        return f"{path} is a sweep, which rlrun sweep --resume {path} goes on with, and no run directory{meant}"
+        named = f": name a run in it, such as {below.parent}" if below is not None else ""
+        return f"{path} is a sweep, not a run directory{named} (rlrun sweep --resume goes on with a sweep)"
     return f"{path} is not a run directory: it has no config.yaml{meant}"

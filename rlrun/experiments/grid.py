@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from rlrun.config.hydra_errors import with_keys
 from rlrun.config.paths import options
+from rlrun.config.words import word_at_home
 from rlrun.core.errors import UserError, closest
 from rlrun.core.numbers import number
 
@@ -65,7 +66,7 @@ def bare(word: str) -> str:
 
 def with_ends(word: str) -> str:
     """A word whose intervals have plain numbers in place of 200k and the like."""
-    ends = r"(?<=[(,])(\s*)(\d[\d_.]*[kKMGB])(?=\s*[,)])"
+    ends = r"(?<=[(,])(\s*)(\d[\d_]*(?:\.\d+)?[kKMGB])(?=\s*[,)])"
     return re.sub(ends, lambda one: f"{one[1]}{number(one[2])}", word) if "interval(" in word else word
 
 
@@ -83,7 +84,7 @@ def parse(words: Sequence[str]) -> Space:
     # Of two fixed words with the same key the last counts, as for rlrun train.
     single: set[str] = set()
     several: set[str] = set()
-    for word in words:
+    for word in map(word_at_home, words):
         try:
             override = parser.parse_override(with_ends(word))
         except HydraException as error:

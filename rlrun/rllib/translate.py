@@ -228,7 +228,7 @@ class Experiment(Translation):
         inside = dict(self.env.inside or (kwargs["config"] if nested else kwargs))
         prefix = "env_config.config." if nested else "env_config."
         # gymnasium.make takes the limit for itself, and so does rlrun.
-        limited = self.env.family == "gym" and LIMIT in inside
+        limited = self.env.family == "gym" and LIMIT in inside and self.one_argument is None
         limit = inside.pop(LIMIT) if limited else None
         if limit is not None and self.set(f"env.{LIMIT}", limit):
             self.made.lines.append(Line(f"{prefix}{LIMIT}", limit, "mapped", f"env.{LIMIT}={limit}", ""))

@@ -231,6 +231,7 @@ def test_words_that_are_given_twice_are_said():
 
     said = given_twice(["--plan", "seed=1", "algo=ppo", "seed=2", "+a=1", "a=2", "a=3"])
     assert said == ["note: seed=2 counts, and seed=1 does not", "note: a=3 counts, and +a=1 and a=2 do not"]
+    assert given_twice(["seed=1", "seed=1", "env.kwargs={a: 1}", "env.kwargs={b: 1}"]) == []
     (one,) = given_twice([f"logger.mlflow.uri=postgresql://me:secret@{host}/x" for host in "ab"])
     assert "secret" not in one and one.count("://***@") == 2
     with pytest.raises(UserError, match="--config-dir is given twice"):

@@ -298,6 +298,7 @@ def test_values_with_a_network_of_their_own_have_a_learning_rate_of_their_own(wo
         ("algo: {lrr: 1}", [], r"There is no option algo.lrr. Did you mean algo.lr\? \(set in {}\)$"),
         ("algo: {lr: -1}", ["algo.lr=-2"], "algo.lr must be at least 0, not -2$"),
         ("algo: {lr: 1}", ["algo.discount=2"], "algo.discount must be between 0 and 1, not 2$"),
+        ("stop: {wall_sec: 1}", ["stop={wall_sec: -3}"], "stop.wall_sec must be [a-z0 ]*, not -3$"),
     ],
 )
 def test_a_wrong_value_is_told_with_the_file_that_sets_it(text, words, said, tmp_path):
@@ -310,5 +311,5 @@ def test_a_wrong_value_is_told_with_the_file_that_sets_it(text, words, said, tmp
 
 def test_a_sweep_is_no_run(tmp_path):
     (tmp_path / "sweep.json").write_text("{}")
-    with pytest.raises(UserError, match=f"{tmp_path} is a sweep, which rlrun sweep --resume {tmp_path} goes on with"):
+    with pytest.raises(UserError, match=f"{tmp_path} is a sweep, not a run directory .rlrun sweep --resume goes on"):
         _dispatch(["resume", str(tmp_path)])

@@ -8,6 +8,7 @@ import rlrun
 from rlrun.cli import _dispatch, take_flags
 from rlrun.config.run import type_config, with_home, with_numbers
 from rlrun.config.types import ConfigError, load_yaml, parse_assignments
+from rlrun.config.words import word_at_home
 from rlrun.core.errors import UserError
 from rlrun.core.numbers import number, whole_number
 from rlrun.core.schedule import Clock, Schedule
@@ -47,6 +48,8 @@ def test_the_home_folder_replaces_a_tilde_in_front_of_a_path(tmp_path, monkeypat
     assert rlrun.evaluate("~/run", episodes=1)["episodes"] == 1
     for place in ("~/rows", "'~/rows'", "{~/rows: 1.0}"):
         assert _dispatch(["train", "--plan", "algo=bc", "resources=debug", "logger=[]", f"data.path={place}"]) == 0
+    assert _dispatch(["sweep", "algo=pg", "env=CartPole-v1", "record=~/a,~/b", "logger=[]", "--dry-run"]) == 0
+    assert word_at_home("a='see ~/x, or: ~/y'") == "a='see ~/x, or: ~/y'" and word_at_home("a=[~/x, ~/y]").count("~") == 0
     assert take_flags(["--out=~/x", "y=~/z"], {"--out": str}) == ({"--out": f"{tmp_path}/x"}, ["y=~/z"])
     assert parse_assignments(["to=~/x", "kind=x~/y"]) == {"to": f"{tmp_path}/x", "kind": "x~/y"}
     plain = {"runs_root": "~", "data": {"path": {"~/rows": 1.0}}, "algo": {"fixed": {"a": "~/run"}}}

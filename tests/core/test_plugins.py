@@ -337,6 +337,7 @@ def test_a_run_keeps_the_layout_that_was_decided(tmp_path):
 @pytest.mark.parametrize("option, name, said, line", [
     ("env", "my_env:NoTable", "env=my_env:NoTable cannot be made: FileNotFoundError: ", 6),
     ("env", "my_env:Sized", "env=my_env:Sized cannot be made: TypeError: Sized.__init__() missing 1 required", None),
+    ("env", "my_env:Helped", "env=my_env:Helped cannot be made: TypeError: Sized.__init__() missing 1 required", None),
     ("env", "my_env:Told", "env=my_env:Told cannot be made: TypeError: Told.__init__() missing 1 required", None),
     ("env.wrappers", "[my_env:NoWrap]", "env.wrappers=my_env:NoWrap cannot be made: ZeroDivisionError: ", 10),
     ("env", "my_mistake:Env", "env=my_mistake:Env: importing my_mistake fails: NameError: name 'nothing' is not defined", 2),
@@ -355,6 +356,7 @@ def test_mistakes_in_a_module_of_the_users_own_are_told_with_their_line(tmp_path
     assert line is None or words.endswith(f".py, line {line})")
     for part, mend in (("Sized", "; env.kwargs.size=... gives it size"), ("Told", "; env.kwargs.config.NAME=... puts it into")):
         assert (mend in words) == (part in name)
+    assert ("env.kwargs" in words) == ("Sized" in name or "Told" in name), "a part of the environment asks for it"
 
 
 def test_a_file_that_python_s_own_module_hides_is_named(tmp_path, monkeypatch):
@@ -378,6 +380,9 @@ class NoWrap(gymnasium.Wrapper):
 class Sized(CartPoleEnv):
     def __init__(self, size):
         super().__init__()
+class Helped(CartPoleEnv):
+    def __init__(self):
+        self.helper = Sized()
 class Told(CartPoleEnv):
     def __init__(self, config):
         super().__init__()

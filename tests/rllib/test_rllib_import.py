@@ -1244,6 +1244,21 @@ def test_an_environment_of_rllibs_kind_gets_its_options_as_one_dictionary(tmp_pa
         train = f"rlrun train --trust --config-dir {name} tuned=pg/x"
         assert train in said and f"env.kwargs.{parameter}.length=0.5,0.6" in said
         assert _dispatch([*shlex.split(train)[1:], "--plan", "resources=debug", "logger=[]"]) == 0
+    for number, (parameters, given, kwargs) in enumerate(
+        [
+            ("render_mode=None", "{}", None),
+            ("length=0.5, config=None", "{length: 0.6}", {"length": 0.6}),
+            ("config", "{max_episode_steps: 9}", {"config": {"max_episode_steps": 9}}),
+            ("config=None", "{}", {"config": {}}),
+        ]
+    ):
+        (tmp_path / f"told_{number}.py").write_text(
+            f"{base}class Walk(CartPoleEnv):\n    def __init__(self, {parameters}):\n        super().__init__()\n"
+        )
+        (tmp_path / "a.yaml").write_text(f"x: {{run: PG, env: 'told_{number}:Walk', config: {{env_config: {given}}}}}")
+        assert _dispatch(["import-rllib", "a.yaml", "--dir", f"out-{number}", "--quiet", "--trust"]) == 0
+        found = yaml.safe_load((tmp_path / f"out-{number}" / "tuned" / "pg" / "x.yaml").read_text())
+        assert (found.get("env") or {}).get("kwargs") == kwargs
     (tmp_path / "a.yaml").write_text("x: {run: PG, env: 'told_one:Walk', config: {env_config: {size: 1}}}")
     with pytest.raises(UserError, match=r"x.yaml would not start: env=told_one:Walk cannot be made: KeyError: 'length'"):
         _dispatch(["import-rllib", "a.yaml", "--dir", "out", "--quiet", "--trust"])
