@@ -248,6 +248,9 @@ def parsed(words: list[str]) -> EstimateOptions:
     flat = {}
     for name, value in given.items():
         group, dot, key = name.partition(".")
+        if name in nested:
+            example = "data.path=DIR" if name == "data" else "model.updates=20000"
+            raise UserError(f"{name}= is a group of options here, such as {example}")
         if dot and group in nested:
             nested[group][key] = value
         else:

@@ -76,9 +76,9 @@ def main(words: list[str]) -> int:
             print("\n".join(told(one)))
         elif lost:
             print(f"  {lost} option{'s' * (lost > 1)} not mapped; without --quiet, they are listed")
-        trust = "--trust " if flags["--trust"] else ""
-        command = f"{trust}--config-dir {shlex.quote(str(folder))} {shlex.quote(f'tuned={one.algo}/{one.name}')}"
-        command = " ".join([command, *(f"{option}=..." for option in one.asked), *one.place_words()])
+        command = f"--config-dir {shlex.quote(str(folder))} {shlex.quote(f'tuned={one.algo}/{one.name}')}"
+        trust = ["--trust"] if flags["--trust"] else []
+        command = " ".join([command, *(f"{option}=..." for option in one.asked), *one.place_words(), *trust])
         print(f"  rlrun train {command}")
         if one.grid:
             print(f"  rlrun sweep {command} {' '.join(one.sweep())}")

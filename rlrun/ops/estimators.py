@@ -211,7 +211,8 @@ def bootstrap(
     Draws in which all weights are 0 have no estimate and are left out."""
     episodes = len(terms.plain)
     made = []
-    for count in _pieces(repetitions, episodes):
+    width = episodes if terms.log_weight is None else max(episodes, terms.log_weight.shape[1])
+    for count in _pieces(repetitions, width):
         drawn = torch.randint(episodes, (count, episodes), generator=rng)
         times = torch.zeros(count, episodes, dtype=torch.float64)
         times.scatter_add_(1, drawn, torch.ones_like(times))  # how often each episode was drawn

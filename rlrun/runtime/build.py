@@ -187,10 +187,10 @@ class LearnerParts:
             return made  # the first learner sends what it begins with; its files may not be on this machine
         if self.goes_on:
             return made
-        if isinstance(made, Multi):
-            give_weights(made)
         if self.config.run.init is not None:
             begin_with(made, Path(self.config.run.init), self.config.algo.name)
+        if isinstance(made, Multi):
+            give_weights(made)  # comes last, because init= has policies of these names too
         return made
 
     @property

@@ -227,12 +227,14 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
     if whole:
         rows += room_for_episodes(spec, needs, resources)
     policy = policy_factory(config, spec, resources, acting=True)()
+    learnt = needs  # without what is only recorded
     if config.run.record is not None:
         needs = recorded(needs, policy)
     check_exploration(policy, spec, needs.record)
     fragments = fragments_per_producer(config, needs, resources)
     if needs.replay is None:  # a batch holds the rows of all agents of its environments
         needs = replace(needs, columns=needs.columns * spec.columns_per_env)
+        learnt = replace(learnt, columns=needs.columns)
     return Plan(
         config=config,
         machine=replace(machine, env_step_sec=Machine.env_step_sec, gpu_free=Machine.gpu_free),
@@ -257,8 +259,8 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
         parameters=sum(parameter.numel() for parameter in policy.parameters()),
         weight_bytes=weight_bytes(policy),
         policies=policy.members if isinstance(policy, SeveralPolicies) else {},
-        replay=plan_replay(config, spec, needs, resources, policy, machine),
-        data=plan_data(config, spec, needs, policy, resources.num_learners),
+        replay=plan_replay(config, spec, learnt, resources, policy, machine),
+        data=plan_data(config, spec, learnt, policy, resources.num_learners),
     )
 
 

@@ -112,7 +112,7 @@ def test_any_algorithm_can_be_inside(typed, inner):
 def test_sentences(typed):
     with pytest.raises(UserError, match="weight that with eta"):
         Wired(typed(*WORDS, "algo.inner.normalize_reward=true")).algorithm()
-    with pytest.raises(UserError, match=r"algo\.inner\.minibatch_sizee.*Did you mean minibatch_size"):
+    with pytest.raises(UserError, match=r"algo\.inner\.minibatch_sizee.*Did you mean algo.inner.minibatch_size"):
         typed(*WORDS, "++algo.inner.minibatch_sizee=3")
     with pytest.raises(UserError, match="more than the 4 columns"):
         Wired(typed(*WORDS, "algo.num_minibatches=5")).algorithm()

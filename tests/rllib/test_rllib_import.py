@@ -1241,7 +1241,7 @@ def test_an_environment_of_rllibs_kind_gets_its_options_as_one_dictionary(tmp_pa
         assert _dispatch(["import-rllib", "a.yaml", "--dir", name, "--quiet", "--trust"]) == 0
         said, text = capsys.readouterr().out, (tmp_path / name / "tuned" / "pg" / "x.yaml").read_text()
         assert yaml.safe_load(text)["env"]["kwargs"] == {parameter: {"length": 0.5, "more": {"a": 1}}}
-        train = f"rlrun train --trust --config-dir {name} tuned=pg/x"
+        train = f"rlrun train --config-dir {name} tuned=pg/x --trust"
         assert train in said and f"env.kwargs.{parameter}.length=0.5,0.6" in said
         assert _dispatch([*shlex.split(train)[1:], "--plan", "resources=debug", "logger=[]"]) == 0
     for number, (parameters, given, kwargs) in enumerate(
