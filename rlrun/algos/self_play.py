@@ -72,6 +72,7 @@ class Config:
 
 class SelfPlay(Algorithm):
     holds_another = True
+    has_rating = True
     cfg: Config
     policy: LeaguePolicy
     elo: Tensor
@@ -197,6 +198,10 @@ class SelfPlay(Algorithm):
             points = torch.where(games > 0, (self.results[:, 0] + 0.5 * self.results[:, 1]) / games.clamp(min=1), 0.5)
             chance = chance * (1.0 - points.float()).square().clamp(min=1e-3)
         self.policy.chance.copy_(chance / chance.sum())
+
+    def rating(self) -> float:
+        """The Elo rating. Returns say nothing where one policy plays all agents: in a zero-sum game their sum is 0."""
+        return float(self.elo)
 
     def _metrics(self, counts: Tensor) -> dict[str, Tensor | float]:
         games = counts.sum()

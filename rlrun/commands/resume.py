@@ -189,7 +189,7 @@ def finished(known: dict[str, Any], over: Stops, state: dict[str, Any]) -> dict[
         "return_mean": progress.episodes.mean,
         "episodes": progress.episodes.count,
         "eval_return_mean": state["eval_mean"],
-        "best_return_mean": progress.best,
+        "best_return_mean": progress.best_return,
     }
 
 

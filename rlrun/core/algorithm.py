@@ -213,6 +213,7 @@ class Algorithm(nn.Module):
     side_by_side: ClassVar[bool] = False
     knows_first_priority: ClassVar[bool] = False  # first_priority() is implemented and needs only what samplers record
     has_world_model: ClassVar[bool] = False  # open_loop() is implemented
+    has_rating: ClassVar[bool] = False  # rating() is implemented, and judges weights in place of their returns
     filters_pixels: ClassVar[bool] = False  # model.observation_filter=auto is mean_std for images
     holds_another: ClassVar[bool] = False  # whether it has the options of another algorithm, algo.inner
     reward_scale: RunningMoments | None  # set by algorithms that normalise rewards; needs() then sets return_discount
@@ -291,6 +292,10 @@ class Algorithm(nn.Module):
         is called only now and then because reading numbers from a GPU means waiting for it."""
         for _, optimizer in self.optimizers():
             optimizer.check(min(most, MAX_SKIPPED))
+
+    def rating(self) -> float:
+        """Returns how good the newest weights are, of a class that has_rating: the higher, the better."""
+        raise NotImplementedError
 
     def absorb_returns(self, moments: Sequence[Moments | None]) -> None:
         """Merges the moments of new fragments' discounted returns, before the update that uses the fragments."""

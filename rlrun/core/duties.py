@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from rlrun.core.algorithm import Algorithm
 from rlrun.core.conditions import COUNTED, JUDGED, OnlyFor
 from rlrun.core.evaluation_duty import Evaluations
 from rlrun.core.metrics import EpisodeStatistics
@@ -34,6 +35,9 @@ class CheckpointConfig:
     first_sec: Annotated[float, Positive] | None
 
 
+RETURN, RATING = "mean return", "rating"  # what decides which weights are the best
+
+
 class Progress:
     """Counts what a run has done and how well it does. Checkpoints hold all of it."""
 
@@ -42,9 +46,15 @@ class Progress:
         self.episodes = EpisodeStatistics(episode_window)
         self.agent_steps = 0  # decisions of all agents, where environments have several
         self.best: float | None = None  # the best metric seen
+        self.judged = RETURN  # what the metric is
         self.best_at = 0  # env steps of the last improvement
         self.wall_before = 0.0  # seconds of earlier sessions
         self.started = time.monotonic()
+
+    @property
+    def best_return(self) -> float | None:
+        """The best mean return, where returns are what runs are judged by."""
+        return self.best if self.judged == RETURN else None
 
     @property
     def wall_sec(self) -> float:
@@ -64,6 +74,7 @@ class Progress:
             "episodes": self.episodes.state(),
             "best": self.best,
             "best_at": self.best_at,
+            "judged": self.judged,
             "wall_sec": self.wall_sec,
         }
 
@@ -72,6 +83,7 @@ class Progress:
         self.episodes.load(state["episodes"])
         self.agent_steps = state.get("agent_steps", 0)  # missing in old checkpoints
         self.best, self.best_at = state["best"], state["best_at"]
+        self.judged = state.get("judged", RETURN)  # missing in old checkpoints
         self.wall_before = state["wall_sec"] + state.get("lost_sec", 0.0)  # of a run that begins again by itself
 
 
@@ -125,7 +137,7 @@ class Stops:
             return "STOPPED", f"{progress.wall_sec:.0f} s >= {cfg.wall_sec:g}"
         if cfg.no_improvement_steps is not None and progress.best is not None:
             if clock.env_steps - progress.best_at >= cfg.no_improvement_steps:
-                return "STOPPED", f"no better mean return for {cfg.no_improvement_steps} env steps"
+                return "STOPPED", f"no better {progress.judged} for {cfg.no_improvement_steps} env steps"
         return None
 
     def stopping_sec(self) -> float | None:
@@ -166,6 +178,7 @@ class Saves:
         self.cfg, self.signals, self.progress = cfg, signals, progress
         self.evaluations, self.at_end = evaluations, at_end
         self.best: float | None = None  # the metric of the checkpoint that best.json names
+        self.rating: Callable[[], float] | None = None  # that of an algorithm that judges its weights itself
         self.begin_clock()
 
     def begin(self, clock: Clock) -> None:
@@ -182,15 +195,28 @@ class Saves:
     def metric(self) -> float | None:
         """The metric that decides which checkpoint is the best.
 
-        It is the last evaluation's mean if evaluation is on, otherwise the mean of the last training episodes."""
-        if self.evaluations.on:
+        It is the algorithm's own rating, or else the last evaluation's mean if evaluation is on, otherwise the mean of
+        the last training episodes."""
+        if self.by_evaluations:
             return self.evaluations.mean
-        return self.progress.episodes.mean if self.progress.episodes.full else None
+        if not self.progress.episodes.full:
+            return None
+        return self.progress.episodes.mean if self.rating is None else self.rating()
+
+    @property
+    def by_evaluations(self) -> bool:
+        """Tells whether evaluations decide which checkpoint is the best."""
+        return self.evaluations.on and self.rating is None
+
+    def judge_by(self, algorithm: Algorithm) -> None:
+        """Lets an algorithm judge its weights itself if it does."""
+        if algorithm.has_rating:
+            self.rating, self.progress.judged = algorithm.rating, RATING
 
     @property
     def judged_by(self) -> str:
-        """What the metric is of: evaluations or training episodes."""
-        return "evaluations" if self.evaluations.on else "training"
+        """What the metric is of: evaluations, training episodes, or the algorithm's rating."""
+        return RATING if self.rating is not None else "evaluations" if self.evaluations.on else "training"
 
     @property
     def better(self) -> bool:
@@ -201,15 +227,15 @@ class Saves:
     def as_best(self) -> bool:
         """Tells whether a checkpoint made now would be the best one.
 
-        If evaluation is on, only weights that were just evaluated can be."""
-        return self.better and (self.evaluations.fresh or not self.evaluations.on)
+        Where evaluations decide, only weights that were just evaluated can be."""
+        return self.better and (self.evaluations.fresh or not self.by_evaluations)
 
     def due(self, clock: Clock, over: bool) -> bool:
         cfg, self.now = self.cfg, time.monotonic()
         due = self.every(clock.env_steps) or (cfg.every_sec is not None and self.now - self.last >= cfg.every_sec)
-        if self.better and self.evaluations.fresh:
-            due = True
-        elif self.better and not self.evaluations.on and cfg.best_every_sec is not None:
+        if self.by_evaluations:
+            due = due or (self.better and self.evaluations.fresh)
+        elif self.better and cfg.best_every_sec is not None:
             due = due or self.now - self.last_best >= cfg.best_every_sec
         asked, self.signals.save = self.signals.save, False
         due = due or asked or (over and self.at_end)

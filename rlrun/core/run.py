@@ -159,7 +159,7 @@ class Run:
 
     @property
     def best(self) -> float | None:
-        return self.progress.best
+        return self.progress.best_return
 
     @property
     def eval_mean(self) -> float | None:
@@ -199,6 +199,7 @@ class Run:
     def begin(self, algorithm: Algorithm) -> Clock:
         """Restores the algorithm of a resumed run and what is not restored yet. Returns the clock to start from."""
         self.algorithm = algorithm
+        self.saves.judge_by(algorithm)
         if self.restored is not None:
             tensors, run = self.restored
             algorithm.load_state(tensors["algorithm"])
@@ -301,7 +302,7 @@ class Run:
             self._hold()
             with self.timers("estimate"):
                 self.estimates.make(self.algorithm, self.clock)
-        self.progress.judge(self.saves.metric, self.evaluations.at if self.evaluations.on else None)
+        self.progress.judge(self.saves.metric, self.evaluations.at if self.saves.by_evaluations else None)
         if self.saves.due(clock, over):
             self._hold()
             self._save()
@@ -348,7 +349,7 @@ class Run:
         ran, made = finished
         if ran.clock == self.clock:
             self.evaluations.fresh = True  # the weights are still these
-        elif self.saves.better:
+        elif self.saves.by_evaluations and self.saves.better:
             metric = self.saves.metric
             tensors, run = ran.snapshot
             run |= {**self.evaluations.state(), "evaluating": False, "saved_best": metric, "metric": metric}
@@ -358,7 +359,7 @@ class Run:
             if saved is not None:
                 self.saves.best = metric
                 self._tell("on_save", saved, ran.clock)
-        self.progress.judge(self.saves.metric, self.evaluations.at)
+        self.progress.judge(self.saves.metric, self.evaluations.at if self.saves.by_evaluations else None)
         self._tell("on_evaluate", ran.clock, made.returns)
 
     def _snapshot(self) -> tuple[dict[str, dict], dict]:

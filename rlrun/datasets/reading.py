@@ -221,9 +221,9 @@ class RowReader:
 
 def to_go(reward: np.ndarray, valid: np.ndarray, terminated: np.ndarray, discount: float) -> dict[str, np.ndarray]:
     """For rows [N] that end with a dead one: the discounted sum of rewards from each row to its end, the discount of
-    the value there (0 if the row before it was terminated), and the distance to it in rows. The end is the next dead row,
-    or the row behind a terminated one, as behind a lost life of an Atari game that goes on."""
-    count, row = len(reward), np.arange(len(reward))
+    the value there (0 if the row before it was terminated), and the distance to it in rows. The end is the next dead
+    row, or the row behind a terminated one, as behind a lost life of an Atari game that goes on."""
+    row = np.arange(len(reward))
     begins = np.append(False, (terminated & valid)[:-1])
     ends = np.flatnonzero(~valid | begins)
     # The next one behind a live row, which may begin the rest of a game itself; a dead row is its own.

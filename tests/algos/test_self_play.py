@@ -297,6 +297,28 @@ def test_a_resumed_run_draws_the_same_games(tmp_path, memory):
         obs = env.step(actions)[0]
 
 
+def test_weights_are_judged_by_their_rating(tmp_path, capsys):
+    """The returns of both players add up to 0 in every game, so that no weights would be better than the first ones."""
+    path = tmp_path / "run"
+    words = ["episode_window=5", "checkpoint.best_every_sec=0", "eval.every=200", "eval.episodes=2", "env_steps=800"]
+    assert _dispatch(["train", *GAME, *PPO_WORDS, *words, "algo.snapshot_every=150", f"run_dir={path}"]) == 0
+    rows = [json.loads(line) for line in (path / "progress.jsonl").read_text().splitlines()]
+    assert {row["sample/return_mean"] for row in rows if row.get("sample/episodes")} == {0.0}
+    last = sorted(one for one in (path / "checkpoints").iterdir() if one.name.isdigit())[-1]
+    known = json.loads((last / "run.json").read_text())
+    assert known["judged_by"] == "rating" and known["best"] > 1000 and known["saved_best"] == known["best"]
+    summary = json.loads((path / "summary.json").read_text())
+    assert summary["best_return_mean"] is None and summary["eval_return_mean"] == 0.0
+    assert rlrun.load(path, "best").clock.env_steps <= 800
+    capsys.readouterr()
+    try:
+        _dispatch(["resume", str(path), "env_steps=4000", "stop.no_improvement_steps=1"])
+        said = capsys.readouterr().out
+    except UserError as error:  # the run had got no better at its end
+        said = str(error)
+    assert "no better rating for 1 env steps" in said
+
+
 @pytest.mark.parametrize("window", [10, 3])
 def test_a_run_that_begins_with_another_ones_weights_has_snapshots_of_its_own(window, typed, tmp_path):
     """The first is of the weights that it begins with, and numbers, chances and ratings begin anew."""
