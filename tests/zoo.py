@@ -225,7 +225,8 @@ class Masked(CountingAgents):
 class Choices(CountingAgents):
     """Agents that may only take action 1, as `where` says: beside the entry "observation", which is a dictionary
     itself, in infos, or in the infos of a alone, where the others may do anything. "nested": in infos, and observations
-    are dictionaries. "late": in infos, except those of reset()."""
+    are dictionaries. "late": in infos, except those of reset(); "first": in those of reset() alone. "short": in infos, with
+    too few numbers."""
 
     def __init__(self, where="entry"):
         super().__init__()
@@ -249,7 +250,7 @@ class Choices(CountingAgents):
     def _told(self, infos):
         if self.where == "entry":
             return infos
-        mask = {"action_mask": np.array([0, 1], np.int8)}
+        mask = {"action_mask": np.array([0, 1][self.where == "short" :], np.int8)}
         return {a: info | (mask if a == "a" or self.where != "info of a" else {}) for a, info in infos.items()}
 
     def reset(self, seed=None, options=None):
@@ -260,7 +261,8 @@ class Choices(CountingAgents):
         masked = {a: action for a, action in actions.items() if a == "a" or self.where != "info of a"}
         assert set(masked.values()) <= {1}, "a masked action was played"
         *rest, infos = super().step(actions)
-        return *rest, self._told({agent: infos.get(agent, {}) for agent in self.agents})
+        infos = {agent: infos.get(agent, {}) for agent in self.agents}
+        return *rest, infos if self.where == "first" else self._told(infos)
 
 
 class Absent(CountingAgents):

@@ -62,6 +62,7 @@ class TrajectoryRecorder:
         self.spec = without_previous(spec)
         facts = DataFacts(spec=self.spec, record=record, policies=(policy,), made_by=made_by, env=env)
         self.writer, self.record = Writer(folder, facts), tuple(record)
+        self.lives = bool((env or {}).get("life_loss_terminal"))
         self.columns: dict[tuple[int, int], Pending] = {}  # by worker and column
         self.next_row: dict[int, int] = {}
         self.unusable = ""  # why nobody could learn from an episode that was not written
@@ -176,14 +177,15 @@ class TrajectoryRecorder:
         """Ends an episode whose further rows are lost: a dead row holds the last observation that is known."""
         if pending.pieces and pending.pieces[-1]["valid"][-1]:
             pending.pieces.append(self._behind(pending.pieces[-1]))
-        self._end(pending, column)
+        self._end(pending, column, cut=True)
         pending.begun = False
 
-    def _end(self, pending: Pending, column: int) -> None:
-        """Writes an episode, or what is left of it, unless its beginning was not seen or nothing was done in it."""
+    def _end(self, pending: Pending, column: int, cut: bool = False) -> None:
+        """Writes an episode, or what is left of it, unless its beginning was not seen or nothing was done in it. cut:
+        whether its further rows are lost, if there were any."""
         pieces, part = pending.pieces, pending.goes_on
         pending.pieces, pending.rows, pending.goes_on, pending.wanted_whole = [], 0, False, False
-        made = self._trajectory(pieces, column, part) if pieces and pending.begun else None
+        made = self._trajectory(pieces, column, part, cut) if pieces and pending.begun else None
         if made is not None and self._kept(pending, column, made):
             self._write(made)
 
@@ -200,8 +202,11 @@ class TrajectoryRecorder:
             return {name: TrajectoryRecorder._joined(pieces, *names, name, rows=rows) for name in parts[0]}
         return np.concatenate(parts)[rows]
 
-    def _trajectory(self, pieces: list[dict[str, Any]], column: int, part: bool) -> Trajectory | None:
-        """The rows of these pieces, or None if nothing was done in them. part: whether the episode has more rows."""
+    def _trajectory(
+        self, pieces: list[dict[str, Any]], column: int, part: bool, cut_off: bool = False
+    ) -> Trajectory | None:
+        """The rows of these pieces, or None if nothing was done in them. part: whether the episode has more rows.
+        cut_off: whether nobody knows if it has."""
 
         def joined(name: str) -> Any:
             return self._joined(pieces, name)
@@ -221,7 +226,8 @@ class TrajectoryRecorder:
             **{name: cut(joined(name)) for name in ROWS},
             record={name: cut(joined(name)) for name in self.record},
             agent=column % self.spec.columns_per_env,
-            whole=bool(terminated[last] or truncated[last]) and not part,
+            # A lost life is terminal, and ends no game.
+            whole=bool(truncated[last] or (terminated[last] and not (cut_off and self.lives))) and not part,
         )
 
     def _write(self, made: Trajectory) -> None:

@@ -69,10 +69,18 @@ def write_agent(
     if mask is None:
         return
     given = np.ravel(mask)
+    size = mask_size(own.action)
+    if size is not None and given.size not in (0, size):
+        raise ValueError(f"its {MASK} has {given.size} numbers, and its actions need {size}")
     if given.size and (
         there or any_legal(own.action, given)
     ):  # what ends an episode may show a mask without a legal action
         legal[: given.size] = given != 0
+
+
+def shows_mask(seen: Any) -> bool:
+    """Whether an observation says which actions are legal."""
+    return isinstance(seen, Mapping) and MASK in seen
 
 
 def has_entry(space: Space) -> bool:

@@ -21,7 +21,7 @@ from rlrun.core.restarts import Remade
 from rlrun.core.seeding import Seeds
 from rlrun.core.specs import Agents, Box, Discrete, EnvSpec, MultiBinary, Space, any_legal, fits_name, leaves, mask_size
 from rlrun.envs.agent_games import AgentsConfig, AgentsStep, ParallelGame, TupleGame, make_game
-from rlrun.envs.agent_rows import AgentSpaces, action_of, agent_rows, blank, one_of, write_agent, write_id
+from rlrun.envs.agent_rows import AgentSpaces, action_of, agent_rows, blank, one_of, shows_mask, write_agent, write_id
 from rlrun.envs.agent_spaces import common, spaces_of, with_id
 from rlrun.envs.gym_spaces import MASK, typed_actions
 from rlrun.envs.infos import numbers_of
@@ -140,6 +140,7 @@ class AgentsEnv:
         self.there = np.zeros(self.count, dtype=bool)  # agents that are in the game
         self.taken = np.zeros(count, dtype=np.int64)  # env steps of the episode
         self.env_seeds: list[int | None] = [None] * count
+        self.told: set[str] = set()  # agents whose infos have told which of their actions are legal
         self.states: np.ndarray | None = None  # [E, D] of all environments; None: their states are not read
 
     def read_states(self, size: int) -> None:
@@ -160,6 +161,11 @@ class AgentsEnv:
             mask = info.get(MASK) if isinstance(info, Mapping) else None
             if mask is not None and MASK not in self.rows:
                 what = f"told an {MASK} in the info of {agent!r}, and in none of its first reset(): tell it there too"
+                raise self._error(env, what)
+            if mask is not None:
+                self.told.add(agent)
+            elif agent in self.told and agent in game.present and agent not in waiting and not shows_mask(seen):
+                what = f"told no {MASK} in the info of {agent!r}, as it did before: tell one in every info"
                 raise self._error(env, what)
             try:
                 write_agent(

@@ -39,6 +39,7 @@ class AgentsChecks:
         self.made: list[Any] = []
         self.infos: dict[str, Infos] = {}
         self.possible: list[str] = []
+        self.masked: set[str] = set()  # agents of whom a mask was told
         self.held: dict[int, tuple[dict, dict]] = {}  # what each environment showed and told last
 
     def run(self) -> None:
@@ -134,7 +135,11 @@ class AgentsChecks:
         self.infos.setdefault(agent, Infos(self.report)).check(info, where)
         mask = mask_of(obs, info)
         if mask is not None:
+            self.masked.add(agent)
             check_mask(self.report, mask, env.action_space(agent), over, where)
+        elif agent in self.masked and not over:
+            what = f"it tells no action_mask of {agent}, as it did before, and all its actions would count as legal"
+            self.report.error("action-mask", what, "tell one in every reset and step", where)
 
     def named(self, agents: Iterable[Any], what: str, where: str) -> None:
         """Reports agents that possible_agents does not name."""

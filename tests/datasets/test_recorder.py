@@ -137,6 +137,25 @@ def test_rows_that_are_lost_end_a_trajectory(tmp_path):
     assert all(one.record["log_prob"][:-1].tolist() == list(range(len(one) - 1)) for one in found)
 
 
+@pytest.mark.parametrize("lives, behind, whole", [(True, "nothing", 0), (False, "nothing", 2), (True, "another", 2)])
+def test_a_life_that_was_lost_last_ends_no_game(tmp_path, lives, behind, whole):
+    """The recording ends behind a terminated row. Whether it was the end of the game only the row behind it would say."""
+    from rlrun.envs.registry import make_spec
+
+    spec = make_spec(type_config(compose("algo=impala", "env=CartPole-v1")).env)
+    batch = allocate(fragment_layout(spec.obs_rows, spec.action_row, {}, {}, 5, 2, 5))
+    for leaf in batch.leaves():
+        leaf.zero_()
+    batch.valid[:3] = True
+    batch.terminated[2], batch.is_first[0] = True, True
+    if behind == "another":
+        batch.is_first[4] = True
+    recorder = TrajectoryRecorder(tmp_path / "set", spec, {}, "nobody", "a test", {"life_loss_terminal": lives})
+    recorder.add([Fragment(Header(0, 0, 0, 1, 1, 6, (), (0.0, 0.0)), batch)])
+    recorder.close()
+    assert [one.whole for one in read(tmp_path / "set")] == [bool(whole)] * 2
+
+
 def test_an_episode_that_nobody_could_learn_from_is_refused_when_it_is_recorded(tmp_path):
     """The rows of other environments are written all the same. Of an episode that the end of a run cuts off, it is only
     said."""

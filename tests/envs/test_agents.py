@@ -332,6 +332,17 @@ def test_a_mask_that_reset_does_not_tell_is_refused():
         list(walk(env, 1, lambda obs: np.ones(6, np.int64)))
 
 
+@pytest.mark.parametrize(
+    "where, said",
+    [("first", r"env 0 .*told no action_mask in the info of 'a', as it did before"), ("short", "its action_mask has 1 num")],
+)
+def test_a_mask_that_is_missing_or_too_short_is_refused(where, said):
+    """All actions would count as legal, or those that the mask does not tell of."""
+    with pytest.raises((EnvError, UserError), match=said):
+        _, env = made("zoo:Choices", f"+env.kwargs.where={where}")
+        list(walk(env, 1, lambda obs: np.ones(6, np.int64)))
+
+
 @pytest.mark.filterwarnings("ignore:.*Casting input x")
 @pytest.mark.parametrize("kind", ["one choice", "choices", "a number"])
 def test_actions_of_agents_are_in_their_spaces(kind):
