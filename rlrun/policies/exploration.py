@@ -116,7 +116,8 @@ class Exploration:
     algo.exploration.kind=package.module:Name. One is made for every copy of the policy.
 
     What changes from row to row belongs to the state, with one row for each environment. It travels with the policy's
-    state, so that a run that is resumed within an episode goes on with it."""
+    state, so that an exact run (resources=debug) that is resumed within an episode goes on with it. Others begin new
+    episodes, with a new state."""
 
     def __init__(self, spec: EnvSpec, **kwargs: Any):
         """spec: the environment's spaces. kwargs: algo.exploration.kwargs."""

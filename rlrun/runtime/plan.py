@@ -229,6 +229,10 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
     policy = policy_factory(config, spec, resources, acting=True)()
     learnt = needs  # without what is only recorded
     if config.run.record is not None:
+        if needs.cut_share < 1 and resources.num_learners > 1:
+            raise UserError(
+                "record= needs algo.cut_share=1: where a straggler cut ends a fragment early, its episodes would be torn"
+            )
         needs = recorded(needs, policy)
     check_exploration(policy, spec, needs.record)
     fragments = fragments_per_producer(config, needs, resources)

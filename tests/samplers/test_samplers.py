@@ -363,6 +363,7 @@ def test_whole_episodes_are_learnt_from(typed, tmp_path, algo):
     (["env=rlrun/Identity-v0"], "has no limit; set env.max_episode_steps"),
     (["env=Pong"], "may last 27000 steps"),
     (["algo=ddppo", "env=CartPole-v1", "resources.num_learners=2"], "needs algo.cut_share=1"),
+    (["algo=ddppo", "env=CartPole-v1", "resources.num_learners=2", "runner.complete_episodes=false", "record=rows"], "record= needs algo.cut_share=1"),
 ])  # fmt: skip
 def test_whole_episodes_need_a_limit(typed, words, said):
     from rlrun.core.errors import UserError
