@@ -231,7 +231,7 @@ def plan(config: Typed, machine: Machine, given: Collection[str] = ()) -> Plan:
     if config.run.record is not None:
         if needs.cut_share < 1 and resources.num_learners > 1:
             raise UserError(
-                "record= needs algo.cut_share=1: where a straggler cut ends a fragment early, it would tear its episodes"
+                "record= needs algo.cut_share=1: where a straggler cut ends a fragment early, it tears episodes"
             )
         needs = recorded(needs, policy)
     check_exploration(policy, spec, needs.record)
