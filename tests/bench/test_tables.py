@@ -391,8 +391,8 @@ def test_a_result_says_what_has_changed_since_it_was_made(tmp_path, capsys):
         " ffffffffff; algo.batch_size has another value today"
     )
     assert hardware(found) == "2 x a CPU; 8 x another"
-    with pytest.raises(UserError, match=r"--only-render draws all tables and runs nothing, so that seeds=1, --dry-run"):
-        _dispatch(["benchmark", "reproduce-tables", "--only-render", "seeds=1", "--dry-run"])
+    with pytest.raises(UserError, match=r"--only-render draws all tables and runs nothing, so that seeds=1, --dry-run, --jobs"):
+        _dispatch(["benchmark", "reproduce-tables", "--only-render", "seeds=1", "--dry-run", "--jobs", "3"])
 
 
 def test_the_cut_of_a_longer_run():

@@ -310,8 +310,12 @@ def test_tuned_files_whose_runs_are_done_are_not_run_again(tmp_path, monkeypatch
         assert tuned.main(words) == 0
         told = capsys.readouterr().out
         assert said in told and "1 of 1 bars met" in told
-        assert [one["verdict"] for one in json.loads(results.read_text())] == ["pass"]
+        made = json.loads(results.read_text())
+        assert [one["verdict"] for one in made["results"]] == ["pass"] and "tuned=pg/cartpole" in made["results"][0]["words"]
+        assert made["hardware"]["cores"] and made["versions"]["torch"] and made["command"]
         results.unlink()
+    with pytest.raises(UserError, match="--json would write nothing"):
+        tuned.main([*words, "--dry-run"])
     with pytest.raises(UserError, match="seeds must not be negative"):
         tuned.main(["pg/cartpole", "seeds=-1", "--dry-run"])
 
