@@ -118,21 +118,3 @@ def test_sentences(typed):
         Wired(typed(*WORDS, "algo.num_minibatches=5")).algorithm()
     with pytest.raises(UserError, match="beta must be between 0 and 1"):
         typed(*WORDS, "algo.beta=2")
-
-
-def test_around_an_algorithm_with_a_replay(typed):
-    """Fragments are whole and begin with a live row. Samplers' priorities lack intrinsic rewards and are refused."""
-    words = ["algo=icm", "algo@algo.inner=dqn", "env=CartPole-v1", "env.max_episode_steps=5", "resources=debug", "logger=[]", "replay=prioritized",
-             "algo.inner.learning_starts=30", "algo.inner.n_step=3", "algo.inner.batch_size=32"]  # fmt: skip
-    with pytest.raises(UserError, match="samplers know no intrinsic reward"):
-        typed(*words, "algo.inner.input_priorities=true")
-    wiring = Wired(typed(*words))
-    made, sampler, replay = wiring.algorithm(), wiring.sampler(0), wiring.replay(0)
-    sampler.publish(made.policy, Clock())
-    for _ in range(60):
-        fragments = sampler.take(1)
-        replay.add(fragments[0])
-        sampler.free(fragments)
-    batch = replay.sample(32, Clock())
-    assert len(batch.is_first) == 4 and batch.valid[0].all() and not batch.valid.all()
-    assert float(made.update(batch, Clock()).metrics["intrinsic_reward"]) > 0

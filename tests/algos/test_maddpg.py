@@ -313,8 +313,9 @@ def test_local_agents_have_critics_of_their_own(typed):
     assert same == [False, True, False, True], "the critic and the actor of agent_1 do not see the other agent"
 
 
-@pytest.mark.parametrize("env", [CHOICES, NUMBERS])
-@pytest.mark.parametrize("words", [["algo.share=true"], ["algo.share=false", "replay=prioritized"]])
+@pytest.mark.parametrize(
+    "env, words", [(CHOICES, ["algo.share=true"]), (NUMBERS, ["algo.share=false", "replay=prioritized"])]
+)
 def test_a_run_resumes_to_the_same_bits_and_acts(env, words, tmp_path, capsys):
     import rlrun
 

@@ -9,9 +9,8 @@ import pytest
 import torch
 from conftest import compose, small
 from datasets_of_tests import data_of
-from families import IMITATING, NEEDS, REPLAYING, simple
+from families import IMITATING, NEEDS
 from test_actor_critics import Losses, drawn, folded, manual_critic, rows, shake, transitions
-from test_all import batches, start
 from wired import Wired, checked
 
 from rlrun.cli import _dispatch
@@ -511,13 +510,12 @@ def ring() -> Batch:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("algo", ["cql", "discrete_cql", "dqn"])
+@pytest.mark.parametrize("algo", ["cql", "discrete_cql"])
 def test_6_actions_that_the_data_do_not_know_are_worth_less(algo):
     common = ["algo.discount=0.5", "algo.target_tau=0.05", "algo.target_update_interval=1"]
     words = {
         "cql": ["algo.actor.hidden=[16]", "algo.critic.hidden=[]", "algo.actor_lr=0.02", "algo.critic_lr=0.02", "algo.min_q_weight=10", "algo.initial_alpha=0.01", "algo.alpha_lr=0"],
         "discrete_cql": ["algo.head.dueling=false", "algo.lr=0.02", "algo.min_q_weight=5", "model.hidden=[]"],
-        "dqn": ["algo.head.dueling=false", "algo.lr=0.02", "model.hidden=[]"],
     }  # fmt: skip
     made, batch = algorithm(algo, *common, *words[algo], env="CartPole-v1"), ring()
     for number in range(1500):
@@ -531,9 +529,6 @@ def test_6_actions_that_the_data_do_not_know_are_worth_less(algo):
             value = q[0].max(-1).values
     seen = q[:, torch.arange(4), batch.action[0]]
     unseen = q[:, torch.arange(4), 1 - batch.action[0]]
-    if algo == "dqn":
-        assert not (unseen < seen - 1.0).all(), "nothing tells a DQN to avoid them"
-        return
     assert (unseen < seen - 1.0).all()
     assert (value <= 2.0 + 0.05).all() and (value > 1.5).all(), "1 / (1 - 0.5) is the true value"
 
@@ -863,13 +858,6 @@ def test_what_does_not_fit_is_said():
     ):
         with pytest.raises(UserError, match=said):
             algorithm(*words)
-
-
-@pytest.mark.parametrize("algo", [*REPLAYING, "bc"])
-def test_an_algorithm_writes_priorities_unless_it_says_that_it_does_not(typed, algo):
-    wiring, made, sampler = start(typed, algo, f"env={simple(algo)}")
-    writes = made.update(batches(wiring, sampler, 1)[0], CLOCK).writes or {}
-    assert ("priority" in writes) is wiring.needs.replay.priorities
 
 
 def test_rows_are_not_drawn_by_priorities_that_nobody_writes(typed, tmp_path):

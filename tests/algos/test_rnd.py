@@ -100,7 +100,7 @@ def test_choices_are_not_normalised(typed):
     assert float(made.model(batch)[2, 1]) == pytest.approx(error, rel=1e-4)
 
 
-REPLAYS = {"dqn": ["env=CartPole-v1", "algo.inner.n_step=3"], "sac": ["env=Pendulum-v1"]}
+REPLAYS = {"dqn": ["env=CartPole-v1", "algo.inner.n_step=3", "replay=prioritized"], "sac": ["env=Pendulum-v1"]}
 
 
 @pytest.mark.parametrize("outer", ["rnd", "re3", "icm"])
@@ -118,7 +118,8 @@ def test_around_algorithms_with_a_replay(typed, outer, inner):
         sampler.free(fragments)
     batch = replay.sample(32, Clock())
     rows = 3 if inner == "dqn" else 1
-    assert batch.reward.shape == (rows, 32) and len(batch.obs.observation) == rows + 1
+    assert batch.reward.shape == (rows, 32) and len(batch.obs.observation) == len(batch.is_first) == rows + 1
+    assert batch.valid[0].all() and batch.valid.all() == (inner == "sac"), "fragments are whole and begin with a live row"
     given, learn = [], made.inner.update
     made.inner.update = lambda batch, clock: given.append(batch.reward) or learn(batch, clock)
     for number in range(3):

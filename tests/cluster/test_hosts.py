@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -103,18 +104,17 @@ def test_samplers_per_node_is_the_same_for_small_and_large_nodes(typed):
     assert Wired(config, machine).plan.resources.nodes == (3, 3)
 
 
-@pytest.mark.parametrize("saved", ["today", "once"])
-def test_a_run_with_samplers_per_node_is_resumed_and_evaluated(tmp_path, saved):
+def test_a_run_with_samplers_per_node_is_resumed_and_evaluated(tmp_path):
     """Runs once saved the number of all samplers beside it."""
     words = ["algo=impala", "env=CartPole-v1", "logger=[]", "model.hidden=[8]", "resources.ray.samplers_per_node=1", *RAY]
-    assert _dispatch(["train", *words, "env_steps=600", f"run_dir={tmp_path / 'run'}"]) == 0
-    if saved == "once":
-        file = tmp_path / "run" / "config.yaml"
-        file.write_text(file.read_text().replace("num_samplers: auto", "num_samplers: 2"))
-        assert "num_samplers: 2" in file.read_text()
-    assert _dispatch(["resume", str(tmp_path / "run"), "env_steps=1200"]) == 0
-    assert _dispatch(["evaluate", str(tmp_path / "run"), "episodes=1"]) == 0
-    assert {node for _, node, _ in Together.made[-1].started} == {"node-0", "node-1"}
+    assert _dispatch(["train", *words, "env_steps=600", f"run_dir={tmp_path / 'today'}"]) == 0
+    file = shutil.copytree(tmp_path / "today", tmp_path / "once") / "config.yaml"
+    file.write_text(file.read_text().replace("num_samplers: auto", "num_samplers: 2"))
+    assert "num_samplers: 2" in file.read_text()
+    for saved in ("today", "once"):
+        assert _dispatch(["resume", str(tmp_path / saved), "env_steps=1200"]) == 0
+        assert _dispatch(["evaluate", str(tmp_path / saved), "episodes=1"]) == 0
+        assert {node for _, node, _ in Together.made[-1].started} == {"node-0", "node-1"}
 
 
 def test_every_row_is_what_the_env_produced(typed, monkeypatch, engines):

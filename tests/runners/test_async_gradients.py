@@ -144,7 +144,7 @@ def test_what_is_saved_is_what_was_counted_and_evaluated(typed, tmp_path):
 
     def evaluate(algorithm, clock, round_, stop):
         before = {name: value.clone() for name, value in algorithm.state_dict().items()}
-        time.sleep(0.5)
+        time.sleep(0.1)
         seen.append(all(torch.equal(value, before[name]) for name, value in algorithm.state_dict().items()))
         return [1.0]
 
@@ -168,10 +168,9 @@ def test_what_is_saved_is_what_was_counted_and_evaluated(typed, tmp_path):
     )
 
 
-@pytest.mark.parametrize("algo", ["a2c", "pg"])
-def test_other_algorithms_can_share_weights_too_and_filters_of_all_processes_are_merged(typed, tmp_path, algo):
+def test_other_algorithms_can_share_weights_too_and_filters_of_all_processes_are_merged(typed, tmp_path):
     words = [
-        f"algo={algo}",
+        "algo=pg",
         "env=Acrobot-v1",
         "logger=[]",
         "runner=async_gradients",
@@ -217,7 +216,7 @@ def test_one_learner_and_several_do_not_go_on_as_each_other(before, after, tmp_p
     assert _dispatch(["resume", str(run), "env_steps=400"]) == 0, "and config.yaml is as it was"
 
 
-@pytest.mark.parametrize("algo", ["c51", "ddpg", "iqn"])  # iqn draws from ctx in its update
+@pytest.mark.parametrize("algo", ["ddpg", "iqn"])  # iqn draws from ctx in its update
 def test_variants_share_weights_and_targets_too(typed, tmp_path, algo):
     words = (
         ["env=Pendulum-v1", "algo.actor.hidden=[8]"] if algo == "ddpg" else ["env=CartPole-v1", "algo.target_tau=0.1"]
@@ -298,8 +297,7 @@ class Divides(torch.nn.Module):
 
 @pytest.mark.parametrize("words, said", [
     (["algo=a3c", "algo.lr=1e30", "algo.fragment_length=5", "algo.batch_size=5"], "updates in a row had a non-finite gradient"),
-    (["algo=a3c", f"model.encoder={__name__}:Divides"], r"ZeroDivisionError.*test_async_gradients\.py"),
-    (["algo=dqn", *REPLAYED, "algo.learning_starts=100", f"model.encoder={__name__}:Divides"], "ZeroDivisionError"),
+    (["algo=dqn", *REPLAYED, "algo.learning_starts=100", f"model.encoder={__name__}:Divides"], r"ZeroDivisionError.*test_async_gradients\.py"),
 ])  # fmt: skip
 def test_an_error_of_the_learner_itself_ends_the_run(words, said, tmp_path, capfd):
     """No new process takes its place, as where all learners wait for each other."""

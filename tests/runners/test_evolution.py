@@ -109,21 +109,6 @@ def test_the_filter_sees_what_players_saw(typed):
     one.close()
 
 
-@pytest.mark.parametrize("algo", ["es", "ars"])
-def test_the_same_seed_is_the_same_run(typed, tmp_path, algo):
-    few = (
-        ["algo.episodes_per_batch=8", "algo.env_steps_per_batch=0"]
-        if algo == "es"
-        else ["algo.num_rollouts=4", "algo.rollouts_used=2"]
-    )
-    words = [*SERIAL, "env=CartPole-v1", *few, "env_steps=4000"]
-    runs = []
-    for name in ("a", "b"):
-        made, _, rows = run_wired(wiring(typed, *words, algo=algo), tmp_path / name)
-        runs.append((made.policy.vector().detach(), rows[-1]["env_steps"]))
-    assert torch.equal(runs[0][0], runs[1][0]) and runs[0][1] == runs[1][1]
-
-
 def test_what_an_unfinished_update_played_does_not_count(typed, tmp_path):
     """A run ends after a complete update or in the state before it. A resume plays the episodes of an unfinished update
     again, so they would count twice."""

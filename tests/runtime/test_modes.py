@@ -21,8 +21,10 @@ from rlrun.runtime.trained import load
 from rlrun.samplers.evaluator import Evaluator
 
 NOISES = {
-    **dict.fromkeys(("ddpg", "td3", "apex_ddpg"), ("ou", "gaussian", "parameter_noise")),
-    **dict.fromkeys(("dqn", "apex", "pqn"), ("epsilon_greedy", "soft_q", "parameter_noise")),
+    **dict.fromkeys(("ddpg", "td3"), ("ou", "gaussian", "parameter_noise")),
+    **dict.fromkeys(("dqn", "pqn"), ("epsilon_greedy", "soft_q", "parameter_noise")),
+    "apex": ("epsilon_greedy",),
+    "apex_ddpg": ("parameter_noise",),
 }
 CASES = [(algo, kind) for algo in NEEDS for kind in NOISES.get(algo, (None,))]
 COLUMNS = 32

@@ -29,16 +29,15 @@ sys.exit(main())
 
 
 @pytest.mark.parametrize("words", [
-    ["algo=ppo", "resources.inference=local", "algo.batch_size=32", "algo.minibatch_size=32"],
     ["algo=ppo", "resources.inference=batched", "algo.batch_size=32", "algo.minibatch_size=32"],
     ["algo=dqn", "runner=distributed_replay", "algo.learning_starts=32"],
-], ids=["local", "batched", "distributed_replay"])  # fmt: skip
+], ids=["batched", "distributed_replay"])  # fmt: skip
 def test_the_time_for_which_a_run_was_stopped_does_not_count(words, tmp_path):
     (tmp_path / "slow_game.py").write_text(GAME)
     run = tmp_path / "run"
     words = [
         "train", "env=slow_game:Slow", "env.step_timeout_sec=2", "runner.queue_timeout_sec=2", "resources.num_samplers=1",
-        "resources.envs_per_sampler=1", "algo.fragment_length=8", "env_steps=250", "resources.device=cpu", "logger=[]", "log_every_sec=null", "log_every_steps=32",
+        "resources.envs_per_sampler=1", "algo.fragment_length=8", "env_steps=150", "resources.device=cpu", "logger=[]", "log_every_sec=null", "log_every_steps=32",
         f"run_dir={run}", *words,
     ]  # fmt: skip
     child = subprocess.Popen(
