@@ -1,12 +1,14 @@
 """What tests share: small configs, and a check that nothing is left behind."""
 
 import copy
+import fcntl
 import functools
 import hashlib
 import json
 import multiprocessing
 import os
 import re
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -36,6 +38,17 @@ def small(algo: str, kind: str) -> list[str]:
     """The command's words for an algorithm from tests/small: `tiny` for batches of 20 rows, `quick` for learning the identity environments."""
     options = yaml.safe_load((Path(__file__).parent / "small" / f"{algo}.yaml").read_text())
     return [f"algo={algo}", *options[kind]]
+
+
+def same(a, b) -> bool:
+    """Whether two parts of a checkpoint are equal to the bit, whatever tensors are inside of them."""
+    if isinstance(a, torch.Tensor):
+        return torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return a == b
 
 
 def optimizer_config(**options):
@@ -95,16 +108,52 @@ def of_groups(words: tuple[str, ...]) -> str:
     """The composed config as JSON. What a choice of a group in ALONE changes is found once, with the plainest config,
     so that Hydra need not compose every algorithm with every environment."""
     chosen = {word.partition("=")[0]: word for word in words}  # as with Hydra, the last choice of a group counts
+    if "tuned" in chosen and not any(word.startswith(("+", "~")) for word in words):
+        return of_tuned(chosen.pop("tuned").partition("=")[2], chosen)
     if "env" not in chosen or "tuned" in chosen:
         return by_hydra(words)
     rest = tuple(word for word in words if word.partition("=")[0] not in ALONE)
     made, plain = json.loads(by_hydra((*rest, PLAIN[1]))), json.loads(by_hydra(PLAIN))
+    if (env := values_of_env(chosen["env"].partition("=")[2])) is not None:
+        made["env"] = env
+        del chosen["env"]
     for group in ALONE:
         if group in chosen:
             with_it = json.loads(by_hydra((PLAIN[0], *(() if group == "env" else PLAIN[1:]), chosen[group])))
             made |= {name: part for name, part in with_it.items() if part != plain[name]}
             made = {name: part for name, part in made.items() if name in with_it or name not in plain}
     return json.dumps(made)
+
+
+def values_of_env(name: str) -> dict | None:
+    """What env=name puts into a config, read from the source from which Hydra has it; None if that is a file of its own."""
+    from omegaconf import OmegaConf
+
+    from rlrun.config.hydra_plugins import SCHEME, EnvSource
+
+    source = EnvSource(SCHEME, f"{SCHEME}://all")
+    if EnvSource.family is not None or not source.is_config(f"env/{name}"):
+        return None
+    return OmegaConf.to_container(source.load_config(f"env/{name}").config, resolve=False)
+
+
+def of_tuned(name: str, chosen: dict[str, str]) -> str:
+    """The composed config of tuned=name as JSON: its choices of groups are composed like other words, unless chosen has
+    another choice of that group, and its values are merged last, as Hydra does it."""
+    from omegaconf import OmegaConf
+
+    from rlrun.config.paths import root
+
+    file = root() / "tuned" / f"{name}.yaml"
+    assert file.read_text().startswith("# @package _global_\n"), f"{file} must begin with this line"
+    values = OmegaConf.load(file)  # Hydra's way to read, with which 5e6 is a number
+    choices = {}
+    for ((key, choice),) in (line.items() for line in values.pop("defaults", [])):
+        assert key.startswith("override /"), f"{file}: {key} is no choice of a group"
+        group = key.removeprefix("override /")
+        choices[group] = f"{group}={choice}"
+    made = OmegaConf.create(json.loads(of_groups(tuple((choices | chosen).values()))))
+    return json.dumps(OmegaConf.to_container(OmegaConf.merge(made, values), resolve=False))
 
 
 @functools.cache
@@ -134,6 +183,29 @@ def typed():
     from rlrun.config.run import type_config
 
     return lambda *words: type_config(compose(*words))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def create_store():
+    """The real function that creates an MLflow store, which takes seconds. All tests copy the empty store that the first
+    of them has created, also in other processes of pytest, unless they set this function again."""
+    from rlrun.loggers import mlflow
+
+    real, first = mlflow._create, Path(os.environ["RLRUN_TESTS_CONFIGS"]) / "store.db"
+
+    def copied(file: Path) -> None:
+        if file.exists():
+            return
+        with first.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            real(first)  # does nothing where it is there
+        new = file.with_name(f".{file.name}.new-{os.getpid()}")
+        shutil.copyfile(first, new)
+        os.replace(new, file)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mlflow, "_create", copied)
+        yield real
 
 
 @pytest.fixture(autouse=True)

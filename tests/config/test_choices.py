@@ -227,6 +227,10 @@ def test_the_least_epsilon_keeps_parameters_without_a_gradient(kind):
     [
         ("env=Pong", "algo=dqn", "replay=prioritized", "resources=debug", "logger=[]"),
         ("algo=icm", "algo@algo.inner=a2c", "model=lstm", "env=MultiAgentCartPole-v0", "logger=[console]"),
+        ("tuned=vdn/foraging",),
+        ("tuned=apex/two_step_qmix", "logger=[]"),
+        ("tuned=dqn/pong42", "env=Breakout", "replay=uniform", "resources=debug"),
+        ("tuned=maml/cartpole_mass", "model=lstm"),
     ],
 )
 def test_tests_compose_what_hydra_does(words):

@@ -221,6 +221,7 @@ def test_a_run_that_goes_on_sends_by_itself(tmp_path):
         return said
 
     rlrun.train(ALGO, "CartPole-v1", env_steps=120, logger=[], run_dir=path, quiet=True, callback=look, **QUICK)
+    assert json.loads((path / "summary.json").read_text())["reason"] == "the callback returned False"
 
 
 def test_a_store_that_was_away_is_used_again_and_a_resumed_run_goes_on_there(tmp_path, hasty, capsys):
@@ -296,8 +297,9 @@ open_experiment(None, Path(sys.argv[1]), "rlrun")
 """
 
 
-def test_a_process_that_ends_while_it_creates_the_store_leaves_none_and_a_store_stays_as_it_is(tmp_path):
+def test_a_process_that_ends_while_it_creates_the_store_leaves_none_and_a_store_stays_as_it_is(tmp_path, monkeypatch, create_store):
     """The next run creates the store anew, although the first one has left half of a store and its journal behind."""
+    monkeypatch.setattr("rlrun.loggers.mlflow._create", create_store)
     assert subprocess.run([sys.executable, "-c", ENDS_EARLY, str(tmp_path)], timeout=240).returncode == 7
     store = tmp_path / "mlflow.db"
     assert not store.exists()

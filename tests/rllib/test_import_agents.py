@@ -1,6 +1,7 @@
 """Imports and starts experiments with several agents (agents.yaml), and looks at who learns what in them."""
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -102,7 +103,13 @@ def test_an_experiment_becomes_what_it_asks_for_and_starts(name, folder, made, t
     config = yaml.safe_load(capsys.readouterr().out)
     assert {path: at(config, path) for path in wanted} == wanted
     assert _dispatch(["train", "--plan", *words, *answers, "resources=debug"]) == 0
-    assert ("with" in capsys.readouterr().out) or algo != "multi"
+    said = capsys.readouterr().out
+    if algo == "multi":
+        names = config["algo"]["policies"]
+        told = re.search(rf", with {len(names)} policies: (.*)", said)
+        assert told and re.findall(r"([\w-]+) \([^()]*\)", told[1]) == list(names)
+    else:
+        assert " policies: " not in said
     for option in filled:  # what is to be filled in is asked for
         others = [word for word in answers if not word.startswith(f"{option}=")]
         with pytest.raises(UserError, match=f"{option} must be filled in"):

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import SMALL, compose
+from conftest import SMALL, compose, same
 from wired import Wired, checked
 
 from rlrun.cli import _dispatch
@@ -55,16 +55,6 @@ def resume(path: Path, *words: str) -> int:
 
 def tensors(path: Path) -> dict:
     return checkpoints_of(path).load()[0]
-
-
-def same(a, b) -> bool:
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
-    return a == b
 
 
 REPLAYED = [
