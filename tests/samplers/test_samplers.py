@@ -140,7 +140,7 @@ def test_the_parts_of_a_users_actions_are_known_by_their_names(typed, kind, own)
 
 FAULTS = {"raise": "this env was told to fail", "kill": "killed by SIGKILL", "not-finite": "not finite"}
 # "kill" in this process would end the tests, and numbers that are not finite are found in the same place everywhere.
-FAILING = (("serial", "raise"), ("serial", "not-finite"), *((kind, fault) for kind in KINDS[1:] for fault in ("raise", "kill")))
+FAILING = (("serial", "raise"), ("serial", "not-finite"), *((kind, fault) for kind in list(KINDS)[1:] for fault in ("raise", "kill")))
 
 
 @pytest.mark.parametrize(("kind", "fault"), FAILING)
