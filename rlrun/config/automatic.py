@@ -42,7 +42,11 @@ def settled(values: dict[str, Any], kind: Kind | None = None) -> tuple[dict[str,
         if made["env"]["size"] != SIDE:
             told.append(f"env.size={made['env']['size']}")
     tables = [(path, node, node.pop(TABLE)) for path, node in _groups(made) if TABLE in node]
-    open_ = [(path, node, table, name) for path, node, table in tables for name in _names(table) if node[name] == AUTO]
+    for path, _, table in tables:  # a config from elsewhere may hold anything
+        if not isinstance(table, dict) or not all(isinstance(one, dict) for one in table.values()):
+            raise ConfigError(f"{path}.{TABLE} is no table of defaults: {str(table)[:60]}")
+    each = ((path, node, table, name) for path, node, table in tables for name in _names(table))
+    open_ = [(path, node, table, name) for path, node, table, name in each if node.get(name) == AUTO]
     if not open_ and not told:
         return made, ""
     kind = kind or observations(made["env"])

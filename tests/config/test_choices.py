@@ -317,3 +317,22 @@ def test_a_sweep_is_no_run(tmp_path):
     (tmp_path / "sweep.json").write_text("{}")
     with pytest.raises(UserError, match=f"{tmp_path} is a sweep, not a run directory .rlrun sweep --resume goes on"):
         _dispatch(["resume", str(tmp_path)])
+
+
+@pytest.mark.parametrize(
+    "table, said",
+    [
+        ({"vectors": {"hidden": [3]}, "images": {"hidden": [4]}}, None),
+        ({"vectors": {"hidden": [3]}}, "must have the groups vectors and images"),
+        ({"vectors": 3, "images": 4}, "model.by_observation is no table of defaults"),
+        (3, "model.by_observation is no table of defaults: 3"),
+    ],
+)
+def test_a_strangers_table_of_defaults_is_used_or_refused(table, said):
+    """Also one of options that its group does not have, which typing the group refuses."""
+    values = {"env": {}, "algo": {"name": "pg"}, "model": {"by_observation": table}}
+    if said is None:
+        assert settled(values, "vectors") == ({"env": {}, "algo": {"name": "pg"}, "model": {}}, "")
+    else:
+        with pytest.raises(UserError, match=said):
+            settled(values, "vectors")
