@@ -74,7 +74,6 @@ class Progress:
             "episodes": self.episodes.state(),
             "best": self.best,
             "best_at": self.best_at,
-            "judged": self.judged,
             "wall_sec": self.wall_sec,
         }
 
@@ -83,7 +82,7 @@ class Progress:
         self.episodes.load(state["episodes"])
         self.agent_steps = state.get("agent_steps", 0)  # missing in old checkpoints
         self.best, self.best_at = state["best"], state["best_at"]
-        self.judged = state.get("judged", RETURN)  # missing in old checkpoints
+        self.judged = RATING if state.get("judged_by") == RATING else RETURN
         self.wall_before = state["wall_sec"] + state.get("lost_sec", 0.0)  # of a run that begins again by itself
 
 
