@@ -163,8 +163,9 @@ def _compose(words: list[str], job: Any, config_name: str, folder: Path | None, 
     from omegaconf import OmegaConf, open_dict
     from omegaconf.errors import OmegaConfBaseException
 
-    from rlrun.config.hydra_errors import THEIRS, asked_family, check_groups, set_in, translate
+    from rlrun.config.hydra_errors import THEIRS, check_groups, set_in, translate
     from rlrun.config.hydra_plugins import composing
+    from rlrun.config.option_names import asked_family
     from rlrun.config.paths import root
     from rlrun.config.types import ConfigError
     from rlrun.config.words import word_at_home

@@ -13,7 +13,7 @@ from conftest import compose
 
 from rlrun.commands import COMMANDS
 from rlrun.config.automatic import settled
-from rlrun.config.hydra_errors import known_keys
+from rlrun.config.option_names import known_keys
 from rlrun.config.paths import options
 from rlrun.config.run import type_config
 from rlrun.machine.machine import Machine

@@ -70,7 +70,8 @@ def complete(words: list[str]) -> int:
 def suggestions(line: str) -> list[str]:
     """Words that can complete the end of the line."""
     from rlrun.commands import COMMANDS
-    from rlrun.config.hydra_errors import GROUPS, known_keys
+    from rlrun.config.hydra_errors import GROUPS
+    from rlrun.config.option_names import known_keys
     from rlrun.config.paths import choices, options
 
     words = line.split()

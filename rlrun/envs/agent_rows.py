@@ -71,7 +71,7 @@ def write_agent(
     given = np.ravel(mask)
     size = mask_size(own.action)
     if size is not None and given.size not in (0, size):
-        raise ValueError(f"its {MASK} has {given.size} numbers, and its actions need {size}")
+        raise ValueError(f"the length of its {MASK} is {given.size}, and its actions need {size}")
     if given.size and (
         there or any_legal(own.action, given)
     ):  # what ends an episode may show a mask without a legal action

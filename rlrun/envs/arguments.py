@@ -57,4 +57,4 @@ def mending(name: str, error: BaseException, kwargs: Mapping[str, Any] | None = 
         return f"env.kwargs.{config}.{example} puts it into the dictionary {config}, which RLlib calls env_config"
     # Another function that the constructor calls may lack an argument too.
     own = missing is not None and (named is None or missing in [one.name for one in named])
-    return f"env.kwargs.{missing}=... gives it {missing}" if own else ""
+    return f"env.kwargs.{missing}=... sets this argument" if own else ""

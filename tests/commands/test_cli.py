@@ -12,7 +12,7 @@ from omegaconf import ListConfig
 
 from rlrun import cli
 from rlrun.config.completion import suggestions
-from rlrun.config.hydra_errors import known_keys
+from rlrun.config.option_names import known_keys
 from rlrun.config.paths import package
 from rlrun.config.types import parse_assignments
 from rlrun.core.errors import UserError
@@ -447,7 +447,7 @@ def test_an_env_of_the_users_own_package(tmp_path, monkeypatch):
 
 
 def test_suggestions_name_options_that_exist():
-    from rlrun.config.hydra_errors import known_keys
+    from rlrun.config.option_names import known_keys
 
     known = known_keys("impala")
     assert "resources.cuda_graphs" in known and not [

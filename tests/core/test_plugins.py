@@ -358,7 +358,7 @@ def test_mistakes_in_a_module_of_the_users_own_are_told_with_their_line(tmp_path
     words = str(caught.value)
     assert words.startswith(said) and words.count(", line ") == (line is not None)
     assert line is None or words.endswith(f".py, line {line})")
-    for part, mend in (("Sized", "; env.kwargs.size=... gives it size"), ("Told", "; env.kwargs.config.NAME=... puts it into")):
+    for part, mend in (("Sized", "; env.kwargs.size=... sets this argument"), ("Told", "; env.kwargs.config.NAME=... puts it into")):
         assert (mend in words) == (part in name)
     assert ("env.kwargs" in words) == ("Sized" in name or "Told" in name), "a part of the environment asks for it"
 

@@ -334,7 +334,7 @@ def test_a_mask_that_reset_does_not_tell_is_refused():
 
 @pytest.mark.parametrize(
     "where, said",
-    [("first", r"env 0 .*told no action_mask in the info of 'a', as it did before"), ("short", "its action_mask has 1 num")],
+    [("first", r"env 0 .*told no action_mask in the info of 'a', as it did before"), ("short", "the length of its action_mask is 1, and its actions need 2")],
 )
 def test_a_mask_that_is_missing_or_too_short_is_refused(where, said):
     """All actions would count as legal, or those that the mask does not tell of."""
