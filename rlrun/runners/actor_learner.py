@@ -16,8 +16,8 @@ import torch
 from rlrun.core.algorithm import Update
 from rlrun.core.batch import Batch
 from rlrun.core.conditions import SAMPLERS, OnlyFor, OnlyWith
+from rlrun.core.job import Job
 from rlrun.core.ranges import Count, NotNegative, Range
-from rlrun.core.run import Job
 from rlrun.core.timing import Timers
 from rlrun.dataflow.reuse import FragmentReplay, Gatherer, PassRing
 from rlrun.dataflow.slots import Fragment, Header

@@ -20,9 +20,9 @@ from typing import Any, ClassVar
 from rlrun.core.algorithm import Update
 from rlrun.core.awake import awake
 from rlrun.core.errors import ProcessLost, RunFailed, UserError
+from rlrun.core.job import Job
 from rlrun.core.metrics import Means
 from rlrun.core.pulse import Pulses
-from rlrun.core.run import Job
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.ranks import SAVE_SEC
 from rlrun.dataflow.shared import SharedLearner

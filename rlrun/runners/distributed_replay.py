@@ -23,8 +23,8 @@ from rlrun.core.algorithm import Algorithm, Update
 from rlrun.core.awake import awake
 from rlrun.core.batch import Batch
 from rlrun.core.errors import RunFailed, UserError
+from rlrun.core.job import Job
 from rlrun.core.ranges import Count
-from rlrun.core.run import Job
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.reuse import Gatherer
 from rlrun.dataflow.slots import Fragment, Header

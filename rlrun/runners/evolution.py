@@ -18,7 +18,7 @@ from rlrun.core.algorithm import Update
 from rlrun.core.batch import Batch
 from rlrun.core.errors import UserError
 from rlrun.core.evolution import Report
-from rlrun.core.run import Job
+from rlrun.core.job import Job
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.slots import Episode, Header
 from rlrun.machine import choices, compute

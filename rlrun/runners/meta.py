@@ -15,7 +15,7 @@ from typing import ClassVar
 from rlrun.core.algorithm import Update
 from rlrun.core.batch import Batch, stack_columns
 from rlrun.core.errors import UserError
-from rlrun.core.run import Job
+from rlrun.core.job import Job
 from rlrun.dataflow.reuse import Gatherer
 from rlrun.dataflow.slots import Fragment, Header
 from rlrun.machine import choices, compute

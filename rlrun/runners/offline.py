@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from rlrun.core.run import Job
+from rlrun.core.job import Job
 from rlrun.dataflow.reuse import Gatherer
 from rlrun.dataflow.slots import Fragment
 from rlrun.machine import choices, compute

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rlrun.core.algorithm import Update
-from rlrun.core.run import Job
+from rlrun.core.job import Job
 from rlrun.dataflow.reuse import Gatherer
 from rlrun.machine import choices, compute
 from rlrun.machine.asked import Asked

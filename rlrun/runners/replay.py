@@ -17,8 +17,8 @@ from typing import ClassVar
 
 from rlrun.core.algorithm import Update
 from rlrun.core.batch import Batch
+from rlrun.core.job import Job
 from rlrun.core.ranks import Ranks
-from rlrun.core.run import Job
 from rlrun.dataflow.reuse import Gatherer
 from rlrun.datasets.rows import WithData
 from rlrun.machine import choices, compute

@@ -29,10 +29,11 @@ from rlrun.core.callbacks import (
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.errors import UserError
 from rlrun.core.evolution import NoiseTable
+from rlrun.core.job import Job
 from rlrun.core.learners import FollowingLearner
 from rlrun.core.policy import Policy
 from rlrun.core.ranks import ALONE, Ranks
-from rlrun.core.run import Job, Run
+from rlrun.core.run import Run
 from rlrun.core.specs import EnvSpec
 from rlrun.core.watchdog import watched
 from rlrun.dataflow.cut import Cut, Cuts
