@@ -349,7 +349,8 @@ def check_fits(spec: EnvSpec, name: str) -> None:
 
 
 def observations(spec: EnvSpec, numbers: np.ndarray, where: str) -> np.ndarray:
-    """[n, ...] observations of a file in the form that trajectories have. Raises UserError if they do not fit."""
+    """[n, ...] observations of a file in the form that rows have: stacks of frames [n, stack, ...] are whole. Raises
+    UserError if they do not fit."""
     space, shape = spec.observation, numbers.shape[1:]
     if isinstance(space, Box):
         if len(shape) == IMAGE and (shape[2], *shape[:2]) == space.shape != shape:
@@ -358,8 +359,6 @@ def observations(spec: EnvSpec, numbers: np.ndarray, where: str) -> np.ndarray:
             numbers = numbers[:, None]
         elif shape != space.shape:
             raise UserError(f"{where}: obs has the shape {list(shape)}, and {spec.name} has {space}")
-        if spec.stack > 1:
-            numbers = numbers[:, -1]
         return cast(numbers, space, "obs", where)
     if isinstance(space, Discrete) and shape == (space.n,) and _one_hot(numbers):
         return numbers.argmax(1).astype(np.int64)

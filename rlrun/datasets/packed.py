@@ -73,6 +73,7 @@ class _Known(NamedTuple):
     dtype: np.dtype
     shape: tuple[int, ...]
     order: Literal["C", "F"]
+    axes: tuple[int, ...] | None  # where the axes of the shape go to; None: they stay
 
 
 _known: dict[int, _Known] = {}  # by the length of the program: a file packs rows of one shape by the thousand
@@ -87,7 +88,8 @@ def array_of(program: bytes) -> np.ndarray:
         if len(_known) < 64:
             _known[len(program)] = known
     data = memoryview(program)[len(known.head) : len(program) - len(known.tail)]
-    return np.frombuffer(data, known.dtype).reshape(known.shape, order=known.order)
+    made = np.frombuffer(data, known.dtype).reshape(known.shape, order=known.order)
+    return made if known.axes is None else made.transpose(known.axes)
 
 
 def _known_of(program: bytes) -> _Known:
@@ -117,7 +119,8 @@ class _Program:
         self.steps = iter(steps)
 
     def known(self, program: bytes) -> _Known:
-        """numpy.core.numeric._frombuffer(data, dtype, shape, order), as NumPy writes it with protocol 5."""
+        """numpy.core.numeric._frombuffer(data, dtype, shape, order), as NumPy writes it with protocol 5. NumPy 2.3 and
+        newer write arrays with other orders of their axes as (data, dtype, shape, "K", axes)."""
         if self._take(*TEXT).arg not in ("numpy.core.numeric", "numpy._core.numeric"):
             raise _refusal()
         self._take(*TEXT, value="_frombuffer")
@@ -126,13 +129,17 @@ class _Program:
         data = self._take(*BYTES)
         dtype = self._dtype()
         shape = self._shape()
-        order = self._take(*TEXT).arg
+        order, axes = self._take(*TEXT).arg, None
+        if order == "K":
+            order, axes = "C", self._shape()
+            if sorted(axes) != list(range(len(shape))):
+                raise _refusal()
         for name in ("TUPLE", "REDUCE", "STOP"):
             self._take(name)
         if order not in ("C", "F") or math.prod(shape) * dtype.itemsize != len(data.arg):
             raise ValueError(f"says that {len(data.arg)} bytes are an array {list(shape)} of {dtype}")
         start = data.at + BYTES[data.name]
-        return _Known(program[:start], program[start + len(data.arg) :], dtype, shape, order)
+        return _Known(program[:start], program[start + len(data.arg) :], dtype, shape, order, axes)
 
     def _dtype(self) -> np.dtype:
         self._take(*TEXT, value="numpy")

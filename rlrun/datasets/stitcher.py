@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from rlrun.core.errors import UserError
-from rlrun.core.specs import Box
+from rlrun.core.specs import Box, EnvSpec
 from rlrun.datasets.foreign import Chunk, actions, is_normalized, observations
 from rlrun.datasets.parquet_writer import FILE_BYTES, GROUP_ROWS
 from rlrun.datasets.step_count import StepCount
@@ -23,12 +23,14 @@ LONGEST_ROWS, LONGEST_BYTES = GROUP_ROWS, FILE_BYTES  # of a trajectory whose ep
 class WithEnds:
     """Where decisions and dead rows stand in a trajectory."""
 
-    def __init__(self, gap: np.ndarray, first: int = 0):
-        """gap [n]: whether a dead row follows a decision. first: dead rows in front of all decisions."""
-        before = first + np.cumsum(gap) - gap  # dead rows in front of each decision
+    def __init__(self, gap: np.ndarray, lead: np.ndarray | None = None):
+        """gap [n]: whether a dead row follows a decision. lead [n]: how many more dead rows stand in front of each
+        decision; None: none."""
+        lead = np.zeros(len(gap), dtype=np.int64) if lead is None else lead
+        before = np.cumsum(lead) + np.cumsum(gap) - gap  # dead rows in front of each decision
         self.live = np.arange(len(gap)) + before  # the rows of decisions
         self.dead = self.live[gap] + 1
-        self.total = first + len(gap) + int(gap.sum())
+        self.total = len(gap) + int(lead.sum()) + int(gap.sum())
         self.valid = np.zeros(self.total, dtype=bool)
         self.valid[self.live] = True
 
@@ -52,6 +54,10 @@ class _Open:
     size: int = 0  # their bytes, as a trajectory has them
     # The last steps of the trajectory before this one, if that is a part of the same episode.
     lead: dict[str, np.ndarray] = field(default_factory=dict)
+    # The frames [stack - 1, ...] before that of a row, for rows of the parts whose frames are not in the rows before.
+    older: dict[int, np.ndarray] = field(default_factory=dict)
+    last: np.ndarray | None = None  # the stack [stack, ...] of the last row
+    then: np.ndarray | None = None  # the stack behind it; None: unknown
     steps: int = 0  # of the episode in earlier trajectories
     where: str = ""
     only_dones: bool = False
@@ -61,6 +67,29 @@ class _Open:
         self.parts.append(part)
         self.rows += len(part["reward"])
         self.size += sum(values.nbytes for name, values in part.items() if name != "new_obs")
+
+    def look(self, seen: np.ndarray, then: np.ndarray | None, follows: np.ndarray) -> None:
+        """Keeps the older frames of the rows that are added next where the rows before do not hold them.
+
+        seen [n, stack, ...]: their observations. then [n, stack, ...]: those behind them; None: unknown. follows [n]:
+        whether each is the next step after the row before it."""
+        broken = np.zeros(len(seen), dtype=bool)
+        broken[1:] = _differ(seen[1:, :-1], seen[:-1, 1:])
+        if then is None:
+            broken |= ~follows
+        else:
+            broken[1:] |= _differ(seen[1:], then[:-1])
+        if self.last is None:
+            # RLlib fills the stack of a first step with copies of its frame, and others with zeros.
+            older, copies = seen[0, :-1], follows[0] and not (seen[0, :-1] != seen[0, -1]).any()
+            broken[0] = older.any() and not copies
+        else:
+            known = then is not None and self.then is not None
+            broken[0] |= (seen[0, :-1] != self.last[1:]).any() or (known and (seen[0] != self.then).any())
+        for row in np.flatnonzero(broken):
+            self.older[self.rows + int(row)] = seen[row, :-1].copy()
+        self.size += int(broken.sum()) * seen[0, :-1].nbytes
+        self.last, self.then = seen[-1].copy(), None if then is None else then[-1].copy()
 
     @property
     def long(self) -> bool:
@@ -86,7 +115,8 @@ class Stitcher:
         """Yields the trajectories that end in these rows. Raises UserError if rows do not fit the spec."""
         self.batch += 1
         spec = self.facts.spec
-        obs = observations(spec, rows.obs, rows.where)
+        seen, then = observations(spec, rows.obs, rows.where), None
+        obs = _newest(spec, seen)
         fields = {
             "obs": obs,
             "action": actions(spec, rows.action, self.normalized, rows.where),
@@ -95,7 +125,8 @@ class Stitcher:
             "truncated": rows.truncated,
         }
         if rows.new_obs is not None:
-            fields["new_obs"] = observations(spec, rows.new_obs, rows.where)
+            then = observations(spec, rows.new_obs, rows.where)
+            fields["new_obs"] = _newest(spec, then)
         if "log_prob" in self.facts.record:
             none = np.full(len(obs), np.nan, dtype=np.float32)
             fields["log_prob"] = none if rows.log_prob is None else self._density(rows.log_prob)
@@ -122,6 +153,8 @@ class Stitcher:
             if before.long:
                 yield from self._divide(key, fields["obs"][start : start + 1] if follows[0] else None)
                 before = self.open[key]
+            if spec.stack > 1:
+                before.look(seen[start:stop], None if then is None else then[start:stop], follows)
             before.add({name: values[start:stop] for name, values in fields.items()} | {"follows": follows})
             before.seen, before.where, before.only_dones = self.batch, rows.where, rows.only_dones
             before.t = -np.inf if rows.t is None else float(rows.t[stop - 1])
@@ -187,7 +220,9 @@ class Stitcher:
         rows, count = _joined(one.parts), max(1, self.facts.spec.stack - 1)
         yield from self._made(one, rows, then)
         lead = {name: values[-count:].copy() for name, values in rows.items()}
-        self.open[key] = replace(one, parts=[], rows=0, size=0, lead=lead, steps=one.steps + one.rows)
+        if one.last is not None:
+            lead["obs"] = one.last[-len(lead["obs"]) :]  # also where rows are missing before them
+        self.open[key] = replace(one, parts=[], rows=0, size=0, lead=lead, older={}, steps=one.steps + one.rows)
 
     def _made(self, one: _Open, rows: dict[str, np.ndarray], then: np.ndarray | None) -> Iterator[Trajectory]:
         """Yields the rows as a trajectory, unless nothing is known of what became of them."""
@@ -199,8 +234,7 @@ class Stitcher:
         # Where it is not known what came behind a step, it is left out, and its observation ends the rows before it.
         follows = rows["follows"]
         if following:
-            axes = tuple(range(1, rows["obs"].ndim))
-            gap = np.append((rows["new_obs"][:-1] != rows["obs"][1:]).any(axis=axes), True)
+            gap = np.append(_differ(rows["new_obs"][:-1], rows["obs"][1:]), True)
             follows = np.append(follows[:1], ~gap[:-1])
             behind, known = rows["new_obs"], np.ones(count, dtype=bool)
         else:
@@ -213,7 +247,12 @@ class Stitcher:
         ended = known[-1] and (terminated[-1] or truncated[-1])
         whole = bool(ended and follows.all() and not one.lead)
         first = len(one.lead.get("reward", ()))
-        rows_of = WithEnds(gap[known], first)
+        older = np.zeros(count, dtype=np.int64)
+        older[list(one.older)] = self.facts.spec.stack - 1
+        gap[:-1] |= older[1:] > 0  # the older frames of a row do not follow from the decision before it
+        lead = older[known]
+        lead[0] += first
+        rows_of = WithEnds(gap[known], lead)
 
         def spread(name: str) -> np.ndarray:
             made = rows_of.spread(rows[name][known])
@@ -223,6 +262,9 @@ class Stitcher:
 
         obs = spread("obs")
         obs[rows_of.dead] = behind[known & gap]
+        for at, row in zip(rows_of.live, np.flatnonzero(known), strict=True):
+            if older[row]:
+                obs[at - older[row] : at] = one.older[int(row)]
         yield Trajectory(
             obs={"observation": obs},
             action=spread("action"),
@@ -235,6 +277,16 @@ class Stitcher:
             policy=one.policy,
             whole=whole,
         )
+
+
+def _newest(spec: EnvSpec, obs: np.ndarray) -> np.ndarray:
+    """The newest frames of observations that are stacks, and other observations as they are."""
+    return obs[:, -1] if spec.stack > 1 else obs
+
+
+def _differ(some: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """[n] whether anything differs in rows [n, ...]."""
+    return (some != others).any(axis=tuple(range(1, some.ndim)))
 
 
 def _joined(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

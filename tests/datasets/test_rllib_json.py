@@ -251,7 +251,8 @@ def test_spaces_follow_from_all_files_of_a_set(tmp_path):
 
 
 def test_images_have_their_channels_first_and_a_stack_only_its_newest_frame(tmp_path):
-    frames = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 4), dtype=np.uint8)
+    single = np.random.default_rng(0).integers(0, 256, (5, 8, 8), dtype=np.uint8)
+    frames = np.stack([single[[max(0, at - back) for back in (3, 2, 1, 0)]] for at in range(5)]).transpose(0, 2, 3, 1)
     columns = episode(4)
     columns["obs"], columns["new_obs"] = frames[:-1], frames[1:]
     space = Box(shape=(4, 8, 8), dtype="uint8", low=(0.0,), high=(255.0,), stacked=True)
@@ -500,6 +501,13 @@ def test_shapes_that_do_not_fit_the_bytes_are_refused():
         with pytest.raises(ValueError, match=r"array|something else"):
             array_of(honest.replace(shape, wrong))
     assert array_of(honest).shape == (2, 3)
+
+
+@pytest.mark.parametrize("axes", [(0, 1, 2, 3), (3, 2, 1, 0), (0, 2, 3, 1), (1, 0, 2, 3)])
+def test_arrays_may_have_their_axes_in_any_order(axes):
+    numbers = np.arange(120, dtype=np.int16).reshape(2, 3, 4, 5).transpose(axes)
+    for _ in range(2):  # the second time, the program is known
+        np.testing.assert_array_equal(array_of(pickle.dumps(numbers, protocol=5)), numbers)
 
 
 def test_an_accepted_program_does_not_vouch_for_another_of_its_length():

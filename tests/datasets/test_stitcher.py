@@ -8,6 +8,7 @@ from datasets_of_tests import FRAMES
 from rllib_files import episode, joined, line, part, several
 from test_rllib_json import CARTPOLE, trajectories, write
 
+from rlrun.core.specs import Box, Discrete, EnvSpec
 from rlrun.datasets.rllib_json import RLlibJson
 from rlrun.datasets.rllib_parquet import RLlibParquet
 
@@ -156,7 +157,8 @@ def test_an_episode_whose_end_takes_too_long_is_read_in_parts(tmp_path, limit, v
     """Each decision is in one of them with the observation behind it, and with the frames before it, which a part
     repeats in dead rows."""
     monkeypatch.setattr(f"rlrun.datasets.stitcher.{limit}", value)
-    frames = np.random.default_rng(0).integers(0, 256, (41, 2, 2, 3), dtype=np.uint8)
+    single = np.random.default_rng(0).integers(0, 256, (41, 2, 2), dtype=np.uint8)
+    frames = np.stack([single[[max(0, at - back) for back in (2, 1, 0)]] for at in range(41)]).transpose(0, 2, 3, 1)
     columns = episode(40, actions=np.linspace(-1, 1, 80).reshape(40, 2))
     columns["obs"], columns["new_obs"] = frames[:-1], frames[1:]
     columns = without(columns, *unknown)
@@ -172,3 +174,38 @@ def test_an_episode_whose_end_takes_too_long_is_read_in_parts(tmp_path, limit, v
         np.testing.assert_array_equal(one.obs["observation"], frames[step - lead : step + one.steps + 1, ..., -1])
         np.testing.assert_array_equal(one.action[:-1], np.float32(columns["actions"])[step - lead : step + one.steps])
         step += one.steps
+
+
+@pytest.mark.parametrize("unknown", [(), ("new_obs",)])
+@pytest.mark.parametrize("longest", [5, 1000])  # rows of one trajectory
+def test_stacks_are_those_of_the_file_behind_missing_steps_and_at_a_start_inside_an_episode(
+    tmp_path, unknown, longest, monkeypatch
+):
+    """A learner stacks the frames of the rows before a decision, which must be those that its policy saw."""
+    monkeypatch.setattr("rlrun.datasets.stitcher.LONGEST_ROWS", longest)
+    space = Box(shape=(3, 2), dtype="float32", low=(0.0,), high=(99.0,), stacked=True)
+    spec = EnvSpec(name="Game", obs={"observation": space}, action=Discrete(n=2), stack=3)
+    stacks = np.stack([[[max(0, at - back) + 1.0] * 2 for back in (2, 1, 0)] for at in range(31)]).astype(np.float32)
+    for begin in (0, 4):
+        columns = {**episode(30), "obs": stacks[:-1], "new_obs": stacks[1:]}
+        kept = [part(without(columns, *unknown), *ends) for ends in ((begin, 9), (9, 11), (15, 16), (17, 30))]
+        path = write(tmp_path / f"{begin}", *[line(one, ("obs", "new_obs")) for one in kept])
+        found = trajectories(RLlibJson(path, spec))
+        assert len(found) > 1 or longest == 1000
+        decided, pairs = [], 0
+        for one in found:
+            frames = np.concatenate([np.zeros((2, 2), np.float32), one.obs["observation"]])
+            for row in np.flatnonzero(one.valid):
+                at = int(frames[row + 2, 0]) - 1
+                decided.append(at)
+                seen, then = (frames[first : first + 3, 0].tolist() for first in (row, row + 1))
+                wanted = [stacks[step, :, 0].tolist() for step in (at, at + 1)]
+                # Frames before an episode are 0 where rlrun stacks them.
+                wanted = [[0.0 if at + n - 2 + i < 0 else x for i, x in enumerate(one)] for n, one in enumerate(wanted)]
+                assert seen == wanted[0]
+                if not one.terminated[row]:
+                    assert then == wanted[1]
+                    pairs += 1
+        missing = {10, 15} if unknown else ()  # what is behind these steps is not in the file
+        assert decided == [at for at in [*range(begin, 11), 15, *range(17, 30)] if at not in missing]
+        assert pairs >= 19 - begin
