@@ -42,7 +42,7 @@ PROTOCOL_SHOWN = {
     "frame_skip": "frame skip",
     "sticky_actions": "sticky actions",
     "full_action_space": "all 18 actions",
-    "noop_max": "no-ops up to",
+    "noop_max": "no-ops fewer than",
     "life_loss_terminal": "a lost life is terminal in learning",
     "reward_clip": "reward in learning",
     "size": "pixels",

@@ -1,9 +1,9 @@
 """rlrun explain ALGO, GROUP, GROUP=NAME or env=NAME [env.OPTION=VALUE ...]
 
-Prints an algorithm's paper, what it records, how it was checked, every option with its comment, and RLlib's name for
-each option. For an environment, such as env=Pong, it prints the spaces, the agents, the limit and every option with its
-comment. For a group (resources, runner, replay, model, env, logger, data, stop, eval, imagine or checkpoint), or for
-one file of a group, such as model=lstm, it prints every option with its comment."""
+Prints an algorithm's paper, what it records, how it was checked, every option with its comment, RLlib's name for each
+option, and the meaning of every metric. For an environment, such as env=Pong, it prints the spaces, the agents, the
+limit and every option with its comment. For a group (resources, runner, replay, model, env, logger, data, stop, eval,
+imagine or checkpoint), or for one file of a group, such as model=lstm, it prints every option with its comment."""
 
 from __future__ import annotations
 

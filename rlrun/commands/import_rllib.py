@@ -194,9 +194,11 @@ def page(files: list[str], made: list[tuple[Imported, str]], refused: dict[str, 
 
     command = " ".join(["rlrun import-rllib --table", *map(shlex.quote, files)])
     lines = [
-        f"# RLlib's options in rlrun: `{cell(command)}`",
+        "# RLlib's options in rlrun",
         "",
-        "The command above prints this page. Each section is an experiment of its files. Mapped: the option has a",
+        "To look up one option, search this page, or read the end of `rlrun explain ALGO`.",
+        "",
+        f"`{cell(command)}` prints this page. Each section is an experiment of its files. Mapped: the option has a",
         "counterpart. Dropped: nothing that is learnt changes without it. Not mapped: something may change. An option",
         "that an experiment does not name has RLlib's default, in an imported file too; such options are listed here",
         "only where they are lost.",

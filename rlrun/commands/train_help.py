@@ -13,7 +13,7 @@ HEAD = """rlrun train algo=ALGO env=ENV [group=option] [key=value]
 rlrun train tuned=ALGO/ENV [group=option] [key=value]
 rlrun train --plan algo=ALGO env=ENV ...       prints what the run would be made of on this machine, and why
 rlrun train --from-run RUN_DIR [key=value]     makes a run again in a new directory
-rlrun train --help algo=ALGO env=ENV           also prints the options of this algorithm and environment, and no others
+rlrun train --help algo=ALGO env=ENV           prints the options of every run, this algorithm and this environment
 
 --cfg job prints the whole config of a command without running it. --config-dir DIR adds a folder of your own options,
 and --trust lets it name modules that no installed package has. `rlrun explain` says more about an algorithm, a group or

@@ -135,11 +135,11 @@ def plan_data(config: Typed, spec: EnvSpec, needs: Needs, policy: Policy, learne
         raise UserError("runner=offline learns from recorded data: say which with data.path=DIR")
     if cfg.path is None:
         return None
+    if not offline and runner != "replay":
+        raise UserError(
+            f"data.path is for runner=offline, or for runner=replay with data.share; this run has runner={runner}"
+        )
     if not offline and cfg.share is None:
-        if runner != "replay":
-            raise UserError(
-                f"data.path is for runner=offline, or for runner=replay with data.share; this run has runner={runner}"
-            )
         raise UserError(
             "data.path with runner=replay needs data.share, the share of every batch that is drawn from data;"
             " runner=offline learns from data alone"

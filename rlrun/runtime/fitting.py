@@ -53,9 +53,10 @@ def check_fitting(config: Typed, spec: EnvSpec, needs: Needs) -> None:
         others = f"ppo{ALSO.get(spec.action.kind, '')}"
         if runner.name == "offline":
             others = f"bc{ALSO_OF_DATA.get(spec.action.kind, '')} or marwil"
+        kinds = " or ".join(ACTIONS[kind] for kind in needs.actions)
         raise UserError(
-            f"{name} is for actions that are {' or '.join(ACTIONS[kind] for kind in needs.actions)}; {spec.name} has"
-            f" {spec.action}. Choose another algorithm, such as {others}"
+            f"{config.algorithm_name} is for actions that are {kinds}; {spec.name} has {spec.action}. Choose"
+            f" another algorithm, such as {others}"
         )
     if needs.on_policy and not runner.synchronous:
         raise UserError(

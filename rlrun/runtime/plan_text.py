@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlrun.core.specs import EnvSpec
+from rlrun.machine.asked import counted
 from rlrun.runtime.plan import Plan
 
 
@@ -24,8 +25,8 @@ def described(plan: Plan) -> str:
             (
                 "fragments",
                 (
-                    f"{plan.fragment_rows} rows x {plan.fragment_columns} columns, {plan.fragment_bytes / 1e6:.2f} MB"
-                    f" each; {plan.fragments_per_producer} for each producer"
+                    f"{counted(plan.fragment_rows, 'row')} x {counted(plan.fragment_columns, 'column')},"
+                    f" {plan.fragment_bytes / 1e6:.2f} MB each; {plan.fragments_per_producer} for each producer"
                 ),
             )
         )
@@ -49,11 +50,12 @@ def _batch(plan: Plan) -> str:
     if needs.population is not None:
         return f"an update learns from the returns of at least {needs.population.pairs} pairs of perturbations"
     columns, learners = plan.columns_per_learner, plan.learners_in_lockstep
-    each = f", {columns} column{'s' * (columns > 1)} for each of {learners} learners" if learners > 1 else ""
+    each = f", {counted(columns, 'column')} for each of {learners} learners" if learners > 1 else ""
     rounds = ""
     if needs.tasks is not None:
         rounds = f", in {needs.tasks.rounds} rounds of {needs.tasks.count} tasks"
-    return f"an update learns from {needs.columns} columns x {needs.rows} rows{each}{rounds}{_pace(plan)}"
+    size = f"{counted(needs.columns, 'column')} x {counted(needs.rows, 'row')}"
+    return f"an update learns from {size}{each}{rounds}{_pace(plan)}"
 
 
 def _pace(plan: Plan) -> str:
@@ -100,9 +102,10 @@ def _learners(plan: Plan) -> str:
 
 def _samplers(plan: Plan) -> str:
     made = plan.resources
+    processes = "1 process" if made.num_samplers == 1 else f"{made.num_samplers} processes, each"
     who = {
         "serial": "the learner steps the environments itself",
-        "local": f"{made.num_samplers} processes, each with a copy of the policy",
+        "local": f"{processes} with a copy of the policy",
         "batched": f"{made.num_samplers} processes of {made.groups} groups, for which a thread beside the learner acts",
     }[made.inference]
     return (

@@ -112,8 +112,9 @@ that, every option with its comment, and the names that RLlib and the paper have
   changing length cannot be observed.
 - Algorithms with *one policy* train games with several agents as well: all agents then share it. `algo=multi` gives
   each agent, or each group, a policy of its own, and [Several agents](multi_agent.md) says more.
-- For algorithms around another one (`icm`, `rnd`, `re3`, `multi`, `self_play`), the table shows what holds with the
-  algorithm that is inside by default. With `algo@algo.inner=NAME`, rows and runner are those of NAME.
+- For algorithms around another one (`apex`, `apex_ddpg`, `icm`, `rnd`, `re3`, `multi`, `self_play`), the table shows
+  what holds with the algorithm that is inside by default. With `algo@algo.inner=NAME`, the memory, rows and runner can
+  differ: Ape-X around `r2d2` has an LSTM.
 - With `resources=debug`, a run that is resumed from its newest checkpoint ends with the same weights, to the bit, as a
   run that saved there and went on. Every save and every evaluation that saves ends all episodes, so both runs must save
   and evaluate at the same env steps. With a replay, a resume from an older checkpoint (`checkpoint=`) gives other
@@ -209,8 +210,8 @@ def results() -> str:
     return f"""{MADE}
 # Results
 
-A tuned file holds hyperparameters, a bar ([words](start.md#words-of-these-pages)), and what was measured. It is used by
-`rlrun train tuned=NAME`. A return is that of the full game, never clipped. It is the mean of the last 100 training games
+A tuned file holds hyperparameters, a bar ([words](start.md#words-of-these-pages)) and, if it was run, the result.
+`rlrun train tuned=NAME` uses it. A return is that of the full game, never clipped. It is the mean of the last 100 training games
 or, where the bar says greedy, of 100 greedy games on seeds that training never used; where it is the mean of another
 number of games, the row says so. Env steps are decisions of the agent; in Atari games each is four frames. Other work
 ran beside most of these runs, so that seconds are upper bounds. `rlrun benchmark tuned` measures them again. Some bars
@@ -299,9 +300,9 @@ def speed() -> str:
     return f"""{MADE}
 # Speed
 
-An env step is a decision of the agent, four frames of an Atari game. Machines with two shared cores differ by a tenth
-from one minute to the next, and by a third in bad hours. Therefore libraries take turns in one run, and figures are
-medians with the lowest and the highest in parentheses.
+An env step is a decision of the agent, four frames of an Atari game. On a machine with two shared cores, the speed of
+the same program changes by a tenth from one minute to the next, and by a third in bad hours. Therefore libraries take
+turns in one run, and figures are medians with the lowest and the highest in parentheses.
 
 ## Beside other libraries
 
@@ -370,11 +371,11 @@ def _on_a_gpu() -> str:
 The emulator alone makes {emulator:,.0f} env steps/s of Pong there, in one process for each core, and no training can be faster.
 RLlib's page says that its IMPALA reached about 30,000 with two V100 GPUs and 128 CPU workers.
 
-{table(("algorithm", "env steps/s on Pong", "share of the emulator alone", "bound of the parts", "command"), measured(parts))}
+{table(("algorithm", "env steps/s on Pong", "divided by the emulator's own speed", "bound of the parts", "command"), measured(parts))}
 {last["gpu"]}, {last["cores"]} cores of an {last["cpu"]}, torch {last["torch"]}, {last["date"]}, one run each, with normalised pixels in
-IMPALA and PPO. The shares are those of the emulator on the machine above, where all cores ran it.
+IMPALA and PPO. The emulator's speed is that of the machine above, where all cores ran it.
 
-{table(("algorithm", "env steps/s on Pong", "share of the emulator alone", "bound of the parts", "command"), measured(last["parts"]))}
+{table(("algorithm", "env steps/s on Pong", "divided by the emulator's own speed", "bound of the parts", "command"), measured(last["parts"]))}
 IMPALA is not faster there with 14 samplers. Shorter turns of Python's threads (`sys.setswitchinterval(0.0002)` in a
 `sitecustomize.py`) changed its speed by 2 %. DQN is faster than on the machine above because its replay now writes and draws rows with
 recorded graphs: inserting takes 52 us of the learner's time for an env step, and it took 105.
@@ -552,13 +553,15 @@ def every_option() -> str:
     for file in [ROOT / "conf" / "train.yaml", *(f for g in sorted(groups) for f in sorted((ROOT / "conf" / g).rglob("*.yaml")))]:
         name = file.relative_to(ROOT / "conf").with_suffix("").as_posix()
         rows = list(_options(file.read_text()))
-        if rows:
+        if rows and not name.startswith("benchmark/"):  # tables are chosen by name, and their options are not typed
             parts.append(f"## {name}\n\n{table(('option', 'default', 'what it does'), rows)}")
     return f"""{MADE}
 # Every option
 
 Groups are chosen by `algo=NAME`, `env=NAME`, `runner=NAME`, `replay=NAME`, `model=NAME`, `resources=NAME` and
-`logger=NAME`. Their options are written with the group in front: `algo.lr=1e-3`. A file that names another one under
+`logger=NAME`. Their options are written with the group in front: `algo.lr=1e-3`. Options under `acting`, `bandit`,
+`evolution`, `off_policy` and `q_learning` belong to algorithms: `algo.num_envs=8`. Those under `optimizer` are
+`algo.optimizer.NAME`, and those under `model/output` are `model.NAME`. A file that names another one under
 `defaults` has the other's options too. `rlrun explain NAME` shows all options of one algorithm together. An option that is
 a number or a schedule takes each of [these forms](commands.md#numbers-and-schedules).
 

@@ -152,9 +152,9 @@ def markdown(found: dict[tuple[str, str], dict[str, Any]], randoms: dict[str, di
     commits = sorted({commit(one["git_commit"]) for one in found.values()})
     lines += [
         "",
-        f"Each algorithm should be at least {ERRORS:g} errors above random play on at least {ENOUGH} games:",
+        f"Each algorithm should be at least {ERRORS:g} standard errors above random play on at least {ENOUGH} games:",
         "; ".join(
-            f"{algo} is so on {len(games)} ({', '.join(games)})" for algo, games in reached(found, randoms).items()
+            f"{algo} reaches this on {len(games)} ({', '.join(games)})" for algo, games in reached(found, randoms).items()
         )
         + ".",
         "",
