@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from rlrun.cluster.engine import Engine, Host, HostLost, awaited, places, too_few, working
 from rlrun.cluster.packing import PackedFragment, unpack
 from rlrun.cluster.weights import SentWeights
+from rlrun.core.awake import awake
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.restarts import PROCESS_REPEATS, Repeated, Restarts
 from rlrun.machine.nodes import RayConfig
@@ -47,7 +48,7 @@ class HostPart:
         self.here = False  # whether it has answered here(), so that its machine had room for it
         self.ready = False  # whether it has answered that all its processes are ready
         self.sent = 0  # version of the weights that it was given last
-        self.heard = time.monotonic()
+        self.heard = awake()
         self.env_steps = 0  # since its host's last start
         self.repeated = Repeated(PROCESS_REPEATS)
 
@@ -81,7 +82,7 @@ class Hosts:
         self.weights = SentWeights()
         self.put: tuple[int, Any] = (0, None)  # the version of the weights that the engine has stored, and its name
         self.parts: list[HostPart] = []
-        self.looked = self.received = time.monotonic()
+        self.looked = self.received = awake()
         self.doubted: dict[str, float] = {}  # machines that may be gone, and until when no host starts there
 
     def begin(self) -> None:
@@ -115,13 +116,13 @@ class Hosts:
     def call(self, part: HostPart, method: str, *args: Any) -> None:
         assert part.host is not None
         if not part.calls:
-            part.heard = time.monotonic()  # nobody has waited for it until now
+            part.heard = awake()  # nobody has waited for it until now
         part.calls.append(part.host.call(method, *args))
 
     def receive(self, timeout: float) -> list[HostAnswer]:
         """Returns the answers that are there, or that come within `timeout` seconds, without those of hosts that still
         start. Raises UserError or RunFailed where a host says that it failed, and RunFailed where too much is lost."""
-        away = time.monotonic() - self.received
+        away = awake() - self.received
         if away > DOUBT_SEC:  # a long save or update: nobody has listened, so nobody was silent
             for part in self.parts:
                 part.heard += away
@@ -135,23 +136,23 @@ class Hosts:
                 packed = self.engine.get(answer)
             except HostLost as error:
                 if error.machine:
-                    self.doubted[part.node or ""] = time.monotonic() + DOUBT_SEC
+                    self.doubted[part.node or ""] = awake() + DOUBT_SEC
                 self._lost(part, f"{part.name} on {part.node}: {error}")
                 continue
             except RunFailed as error:
                 raise RunFailed(f"{part.name} on {part.node}: {error}") from None
             part.calls.popleft()
-            part.heard = time.monotonic()
+            part.heard = awake()
             answers += self._heed(part, packed)
         if not first and timeout:
             time.sleep(min(timeout, IDLE_SEC))
         for part in self.parts:
-            if part.calls and time.monotonic() - part.heard > self._patience(part):
+            if part.calls and awake() - part.heard > self._patience(part):
                 reason = self._silent(part)
                 if not part.ready and not part.restart:
                     raise RunFailed(reason)
                 self._lost(part, reason)
-        self.received = time.monotonic()
+        self.received = awake()
         return answers
 
     def close(self) -> None:
@@ -243,7 +244,7 @@ class Hosts:
         """Starts a part's host anew: where it was (node), if that machine still answers, or on one that has none, or
         else beside another host."""
         there = [one.name for one in working(self.engine)]
-        names = [name for name in there if self.doubted.get(name, 0.0) < time.monotonic()] or there
+        names = [name for name in there if self.doubted.get(name, 0.0) < awake()] or there
         used = {other.node for other in self.parts}
         free = [name for name in names if name not in used]
         if node in free:
@@ -264,13 +265,13 @@ class Hosts:
     def _look_at_machines(self) -> None:
         """Gives machines that have joined to parts that have none of their own."""
         places = [part.node for part in self.parts]
-        if time.monotonic() - self.looked < LOOK_SEC or len(set(places) - {None}) == len(places):
+        if awake() - self.looked < LOOK_SEC or len(set(places) - {None}) == len(places):
             return
-        self.looked = time.monotonic()
+        self.looked = awake()
         for node in working(self.engine):
             places = [part.node for part in self.parts]
             crowded = [part for part in self.parts if part.host is None or places.count(part.node) > 1]
-            if node.name in places or not crowded or self.doubted.get(node.name, 0.0) > time.monotonic():
+            if node.name in places or not crowded or self.doubted.get(node.name, 0.0) > awake():
                 continue
             part = next((one for one in crowded if one.host is None), crowded[-1])
             self.say(f"{node.name} has joined and takes the samplers of {part.name}")

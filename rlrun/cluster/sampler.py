@@ -11,7 +11,6 @@ Samplers have the numbers, seeds and environments that they would have on one ma
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 from rlrun.cluster.engine import Engine
 from rlrun.cluster.hosts import HostPart, Hosts, HostsWanted
 from rlrun.cluster.packing import Form, PackedFragment
+from rlrun.core.awake import awake
 from rlrun.core.batch import Batch, RowSpec, allocate, layout_bytes
 from rlrun.core.errors import RunFailed
 from rlrun.core.policy import Policy
@@ -200,13 +200,13 @@ class HostSampler:
         self.wanted = count
         self.begin()
         self.check()
-        heard = time.monotonic()
+        heard = awake()
         while self.queued < count:
             before = len(self.arrived)
             self._receive(0.5)
             if len(self.arrived) > before or any(part.host is not None and not part.ready for part in self.hosts.parts):
-                heard = time.monotonic()
-            elif time.monotonic() - heard > self.plan.timeout_sec:
+                heard = awake()
+            elif awake() - heard > self.plan.timeout_sec:
                 names = ", ".join(part.name for part in self.hosts.parts if part.host is not None)
                 said = f"no fragment from {names} for {self.plan.timeout_sec:g} s (runner.queue_timeout_sec)"
                 raise RunFailed(f"{said}: an environment may hang")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import platform
@@ -13,6 +14,7 @@ from typing import IO
 NAME = "run.lock"
 # Whoever asks whether a run is in use holds its lock for a moment, which must not turn a process away that starts it.
 PATIENCE_SEC = 0.5
+NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)  # of a file system
 
 
 class Held(Exception):
@@ -32,7 +34,7 @@ class RunLock:
 
     def acquire(self, patience_sec: float = PATIENCE_SEC) -> None:
         """Takes the lock. Raises Held if another process keeps it for patience_sec, and OSError if the file cannot be
-        made."""
+        made or its file system has no locks."""
         end = time.monotonic() + patience_sec
         while True:
             file = os.fdopen(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "r+")
@@ -55,8 +57,10 @@ class RunLock:
     def _taken(self, file: IO[str]) -> bool:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except (BlockingIOError, PermissionError):  # another process has it; over NFS, the latter says so
             return False
+        except OSError as error:
+            raise OSError(error.errno, f"its file system has no locks (flock: {error.strerror})") from None
         return self._named(file)
 
     def _named(self, file: IO[str]) -> bool:
@@ -97,6 +101,6 @@ def held(directory: Path) -> bool:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
-    except OSError:
-        return True
+    except OSError as error:
+        return error.errno not in NO_LOCKS
     return False

@@ -62,8 +62,15 @@ class ProcessRanks(Ranks):
         self.apart = apart
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and not self.apart else "gloo"
         patience = timedelta(seconds=timeout_sec) if rank == 0 else FOREVER
+        # All others have started by now, so that one that is not there is gone.
+        connecting = min(patience, timedelta(seconds=start_sec())) if rank == 0 else FOREVER
         before = connections() if self.apart else set()
-        together(dist.init_process_group, backend, None, patience, world, rank, store)
+        try:
+            together(dist.init_process_group, backend, None, connecting, world, rank, store)
+        except Disconnected:
+            dist.distributed_c10d._world.group_count = 0  # names the keys of the store, and only a success resets it
+            raise
+        dist.distributed_c10d._set_pg_timeout(patience, dist.group.WORLD)
         self.store = store
         self.look = look
         self.board: Blackboard | None = None
@@ -212,8 +219,11 @@ def learner_process(
     try:
         learn(ranks)
     except Disconnected:
-        pipe.poll(10.0)  # waits until rank 0 has noticed the dead learner and closes the pipe, or has died itself
-        raise
+        # Another learner is gone, and its own words, which rank 0 may be too busy to read yet, say why. Rank 0 then
+        # closes the pipe, or has died itself.
+        with suppress(OSError, EOFError):
+            while True:
+                pipe.recv()
     finally:
         ranks.close()
 
@@ -252,10 +262,10 @@ def nameless_file() -> Iterator[str]:
     file has no name, so that nothing is left of it when its processes are killed."""
     if hasattr(os, "memfd_create"):
         file = os.memfd_create("rlrun-ranks")
-        try:
-            yield f"/proc/{os.getpid()}/fd/{file}"
-        finally:
-            os.close(file)
+        yield f"/proc/{os.getpid()}/fd/{file}"
+        # Not after an exception: its frames may keep the store, which writes into this path once more when it ends, and
+        # by then another file could have the number.
+        os.close(file)
         return
     with tempfile.TemporaryDirectory(prefix=f"rlrun-ranks-{os.getpid()}-") as folder:
         yield str(Path(folder) / "store")

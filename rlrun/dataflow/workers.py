@@ -150,13 +150,11 @@ def _bootstrap(
         for function in carried:
             function()
         target(pipe, *args)
-    except (BrokenPipeError, EOFError, ConnectionResetError):
-        _end(0)  # the parent has ended, or needs this process no more
     except BaseException as error:
-        try:
+        try:  # also of a broken connection, which may be one to a simulator
             pipe.send(_Failure(explained(error), isinstance(error, Diverged)))
-        except OSError:
-            pass  # the parent has ended, or does not read the pipe any more
+        except OSError:  # the parent has ended, or needs this process no more
+            _end(0 if isinstance(error, BrokenPipeError | EOFError | ConnectionResetError) else 1)
         finally:
             pipe.close()
         _end(1)

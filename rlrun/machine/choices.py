@@ -150,7 +150,8 @@ def inference(asked: Asked, machine: Machine, learners: int, spread: Spread) -> 
         return Choice("serial", "inference=serial: every process samples and learns")
     if needs.simulator and machine.cores > learners:
         return Choice("local", "inference=local: searches are most of the work, and run in processes of their own")
-    if asked.image and cfg.device != "cpu" and machine.gpus:
+    # A world model's networks are large even where observations are vectors.
+    if (asked.image or needs.low_precision) and cfg.device != "cpu" and machine.gpus:
         if spread.shared and columns % BATCHED_GROUPS:
             number = "algo.num_envs" if needs.replay is not None else "batch_size / fragment_length"
             why = f"{counted(columns, 'environment')} cannot take turns on the GPU ({number})"

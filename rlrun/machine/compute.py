@@ -52,8 +52,17 @@ def learner_device(asked: Asked, machine: Machine, inference: Inference, learner
             " inference=local or batched"
         )
     if learners > 1 and machine.nodes and machine.gpus and cfg.device == "auto":
-        return Choice(torch.device("cpu"), "device=cpu: several learners on the machines of a cluster learn on CPUs")
-    return device("cpu" if on_cpu else cfg.device, machine)
+        return on_cpu_despite("several learners on the machines of a cluster learn on CPUs", asked, machine)
+    if on_cpu:
+        why = "serial inference acts with the learner's policy; inference=local learns on the GPU"
+        return on_cpu_despite(why, asked, machine)
+    return device(cfg.device, machine)
+
+
+def on_cpu_despite(why: str, asked: Asked, machine: Machine) -> Choice:
+    """Chooses the CPU, and says why where the machine has a GPU that the user did not rule out."""
+    told = f"device=cpu: {why}" if machine.gpus and asked.cfg.device == "auto" else ""
+    return Choice(torch.device("cpu"), told)
 
 
 def precision(

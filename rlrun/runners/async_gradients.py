@@ -69,7 +69,7 @@ def layout(asked: Asked, machine: Machine) -> Resources:
             f"resources.inference={inference.value}: workers that share weights without waiting have their environments"
             " in their own process (serial)"
         )
-    where = compute.device("cpu", machine)
+    where = compute.on_cpu_despite("workers that share weights without waiting learn on the CPU", asked, machine)
     samplers = choices.samplers_per_learner(asked, machine, learners.value, "serial", where.value, spread)
     envs = choices.envs_per_group(asked, learners.value, samplers.value, "serial", spread.per_learner, spread)
     if replayed:

@@ -83,6 +83,7 @@ def layout(asked: Asked, machine: Machine) -> Resources:
         count = max(1, min(choices.MAX_COLUMNS, -(-2 * population.pairs // samplers.value)))
         over = f"{samplers.value} sampler{'s' * (samplers.value > 1)}"
         envs = Choice(count, f"envs_per_sampler={count}: {2 * population.pairs} episodes an update over {over}")
+    where = compute.on_cpu_despite("an update is one weighted sum of noise", asked, machine)
     precision: Precision = (
         "fp32" if cfg.precision == "auto" else compute.precision(cfg.precision, CPU, asked.image, machine).value
     )
@@ -99,7 +100,7 @@ def layout(asked: Asked, machine: Machine) -> Resources:
         tapes=False,
         compile=cfg.compile,
         exact=cfg.exact,
-        why=tuple(choice.why for choice in (inference, samplers, envs) if choice.why),
+        why=tuple(choice.why for choice in (inference, where, samplers, envs) if choice.why),
     )
 
 

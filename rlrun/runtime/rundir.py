@@ -68,7 +68,7 @@ class RunDir:
             raise UserError(f"the run directory {path} cannot be made: {error.strerror}") from None
 
     def acquire(self) -> None:
-        """Takes the lock. Raises UserError if another process holds it or the directory is not writable."""
+        """Takes the lock. Raises UserError if another process holds it or the directory cannot be used."""
         try:
             self.lock.acquire()
         except Held as error:
@@ -77,7 +77,7 @@ class RunDir:
                 " terminal, or with kill and its number"
             ) from None
         except OSError as error:
-            raise UserError(f"the run directory {self.path} is not writable: {error.strerror}") from None
+            raise UserError(f"the run directory {self.path} cannot be used: {error.strerror}") from None
 
     def release(self) -> None:
         self.lock.release()

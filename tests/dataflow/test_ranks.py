@@ -4,12 +4,15 @@ They never wait for a dead learner.
 """
 
 import json
+import multiprocessing
 import os
 import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+import types
 from dataclasses import replace
 
 import pytest
@@ -33,7 +36,8 @@ from rlrun.core.restarts import Restarts
 from rlrun.core.schedule import Clock
 from rlrun.dataflow.cut import Cut
 from rlrun.dataflow.meeting import Disconnected
-from rlrun.dataflow.ranks import ProcessRanks, company
+from rlrun.dataflow.ranks import ProcessRanks, company, learner_process
+from rlrun.dataflow.workers import READY
 from rlrun.machine.machine import Machine
 from rlrun.runtime.plan import plan
 
@@ -335,6 +339,32 @@ def test_an_exchange_that_ends_just_after_a_look_is_no_broken_connection(monkeyp
     else:
         ranks._exchange(lambda async_op: Work())
     assert len(looks) == 1 and ranks.waiting is broken
+
+
+def test_a_learner_that_loses_another_leaves_the_last_words_to_it(monkeypatch):
+    """However late the first learner reads them: this one waits without a word until its pipe is closed."""
+    ours, theirs = multiprocessing.Pipe()
+    monkeypatch.setattr("rlrun.dataflow.ranks._on_this_machine", lambda *facts: types.SimpleNamespace(close=lambda: None))
+
+    def learn(ranks):
+        raise Disconnected("another learner has ended")
+
+    waits = threading.Thread(target=learner_process, args=(theirs, learn, 1, 3, "", 60.0, 1))
+    waits.start()
+    assert ours.recv() == READY
+    waits.join(0.3)
+    assert waits.is_alive() and not ours.poll()
+    ours.close()
+    waits.join(10.0)
+    assert not waits.is_alive()
+
+
+def test_a_learner_that_is_gone_before_all_are_connected_is_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr("rlrun.dataflow.ranks.start_sec", lambda: 1.0)
+    began = time.monotonic()
+    with pytest.raises(Disconnected):
+        ProcessRanks(0, 2, torch.distributed.FileStore(str(tmp_path / "store"), 2), 900.0)
+    assert time.monotonic() - began < 60.0
 
 
 def test_only_broken_connections_are_blamed_on_other_learners():

@@ -52,6 +52,12 @@ def deaf(pipe):
     time.sleep(60)
 
 
+def hung_up(pipe, error):
+    pipe.send(READY)
+    pipe.recv()
+    raise error("the simulator hung up: licence expired")
+
+
 def last_words(pipe, how):
     """Says two words, and ends before anybody has read them."""
     pipe.send(READY)
@@ -226,3 +232,15 @@ def test_the_option_is_the_time_that_processes_have(tmp_path):
     del values["resources"]["start_timeout_sec"]
     _as_before(values)
     assert values["resources"]["start_timeout_sec"] == START_SEC, "runs of earlier versions had as long"
+
+
+@pytest.mark.parametrize("error", [EOFError, ConnectionResetError, BrokenPipeError])
+def test_a_connection_of_the_users_code_that_breaks_is_an_error_like_another(error):
+    workers = Workers()
+    try:
+        (worker,) = workers.start_all(hung_up, {"sampler-0": (error,)})
+        worker.pipe.send("go on")
+        with pytest.raises(RunFailed, match=f"sampler-0 failed: {error.__name__}: the simulator hung up: licence expired"):
+            workers.receive(60.0)
+    finally:
+        workers.stop()

@@ -62,6 +62,19 @@ def test_an_odd_number_of_columns_cannot_take_turns_on_a_gpu(typed, words):
     assert made.inference == "local" and "cannot take turns on the GPU (batch_size / fragment_length)" in " ".join(made.why)
 
 
+@pytest.mark.parametrize("algo, why", [("ppo", "serial inference acts with"), ("es", "one weighted sum of noise"), ("a3c", "without waiting")])
+def test_a_learner_that_leaves_a_gpu_alone_says_why(typed, algo, why):
+    for words, said in (([], True), (["resources.device=cpu"], False)):
+        made = decided(typed(f"algo={algo}", "env=CartPole-v1", "logger=[]", *words), 8, 1e-5, "H200")
+        assert made.device.type == "cpu" and any(one.startswith("device=cpu: ") and why in one for one in made.why) is said
+
+
+@pytest.mark.parametrize("algo", ["dreamer", "dreamerv3"])
+def test_world_models_of_vectors_learn_and_act_on_a_gpu(typed, algo):
+    made = decided(typed(f"algo={algo}", "env=CartPole-v1", "logger=[]"), 8, 1e-5, "H200")
+    assert made.device.type == "cuda" and made.inference != "serial"
+
+
 @pytest.mark.parametrize(("cores", "gpus", "inference"), [(1, [], "serial"), (2, [], "local"), (8, ["H200"], "local")])
 def test_searches_have_processes_of_their_own(typed, cores, gpus, inference):
     """A search of trees in NumPy takes far longer than what a GPU or a learner's cores could save."""

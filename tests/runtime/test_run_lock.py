@@ -1,5 +1,6 @@
 """The lock of a run directory is held by one process at a time, whoever else releases it or asks about it meanwhile."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -143,3 +144,16 @@ def test_two_runs_that_begin_in_the_same_second_have_folders_of_their_own(tmp_pa
     for path in runs.iterdir():
         assert read_summary(path / "summary.json")["status"] == "COMPLETED"
         assert load_yaml(path / "config.yaml")["run_dir"] == str(path)
+
+
+def test_a_file_system_without_locks_is_named(tmp_path, monkeypatch):
+    """As Lustre is without -o flock. Nobody holds a lock there."""
+
+    def flock(file, how):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(UserError, match=r"cannot be used: its file system has no locks \(flock: Function not implemented\)"):
+        RunDir.create(tmp_path / "run")
+    (tmp_path / "run.lock").write_text("")
+    assert not held(tmp_path)

@@ -250,6 +250,9 @@ def test_a_failure_that_comes_back_at_once_is_not_retried_for_ever(typed):
         play(counting(typed, "serial", "++env.kwargs.fail_at=12", "resources.restarts=1000"), 2000)
     again = Repeated(PROCESS_REPEATS)
     assert [again("x", None), again("x", 5), again("x", 5)] == [False, False, True]
+    numbered = Repeated(PROCESS_REPEATS)
+    said = [f"env {i} (seed {10 * i}) failed in step {i} with action {i - 1}: KeyError: 'x'" for i in range(3)]
+    assert [numbered(sentence, 5) for sentence in said] == [False, False, True]
     later = Repeated(PROCESS_REPEATS)
     assert not any(later("x", steps) for steps in (None, 101, 500, 2, 1000, 3))
 
