@@ -28,12 +28,11 @@ FLAGS = (
     "--hydra-help",
     "--cfg",
     "--resolve",
-    "--package",
     "--info",
     "--version",
 )
-BESIDE_CFG = ("--package", "-p", "--resolve")
-SHORT_FLAGS = ("-h", "-c", "-p", "-i")
+BESIDE_CFG = ("--resolve",)
+SHORT_FLAGS = ("-h", "-c", "-i")
 
 
 def usage() -> str:
@@ -205,7 +204,9 @@ def _compose(words: list[str], job: Any, config_name: str, folder: Path | None, 
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(translate(error, words, folder)) from None
     except RecursionError:
-        raise UserError("a file of these options contains itself (a YAML alias inside its own anchor)") from None
+        raise UserError(
+            "a file of these options contains itself: through its `defaults`, or by a YAML alias inside its own anchor"
+        ) from None
     if shown is not None:
         values = masked_values(OmegaConf.to_container(cfg, resolve="--resolve" in words))
         print(masked(OmegaConf.to_yaml(OmegaConf.create(values))), end="")
@@ -229,7 +230,7 @@ def words_without_flags(words: list[str]) -> list[str]:
         word = given.pop(0)
         if not word.startswith("-"):
             rest.append(word)
-        elif word in ("--cfg", "-c", "--package", "-p") and given:
+        elif word in ("--cfg", "-c") and given:
             given.pop(0)  # the flag's value
     return rest
 

@@ -87,7 +87,7 @@ class Config:
         """Raises UserError if a memory has no sequences to learn from, or sequences have no memory to train."""
         remembers = model.cfg.memory.kind != "none"
         if remembers and self.sequence_length is None:
-            raise UserError(f"{self.name} with memory learns from sequences: set algo.sequence_length, such as 20")
+            raise UserError(f"{self.name} with memory learns from sequences: set algo.sequence_length, such as 16")
         if not remembers and self.sequence_length is not None:
             raise UserError("algo.sequence_length is for a model with memory: set model/memory=lstm, gru or gtrxl")
 

@@ -279,7 +279,9 @@ def read(report: Any, name: str, changes: dict[str, Any]) -> Any:
                 values[key] = value
         return typed(FAMILIES[family], values, "env")
     except UserError as error:
-        report.error("make", str(error), "rlrun list envs shows the names; your own is package.module:Class")
+        named = str(error).startswith("There is no env")
+        mend = "rlrun list envs shows the names; your own is package.module:Class" if named else ""
+        report.error("make", str(error), mend)
         raise Stop from None
     except Stop:
         raise

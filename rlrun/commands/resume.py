@@ -13,10 +13,13 @@ from __future__ import annotations
 
 import shlex
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlrun.cli import run_dir_argument, take_trust
+from rlrun.config.hydra_errors import THEIRS
+from rlrun.config.option_names import of_a_logger
 from rlrun.config.paths import options, root
 from rlrun.config.saved import save_config, saved_config
 from rlrun.config.signature import signed
@@ -300,10 +303,23 @@ def set_option(values: dict[str, Any], key: str, value: Any) -> None:
     for group in groups:
         child = node.get(group)
         node = child if isinstance(child, dict) else {}
+    if last not in node and THEIRS.match(key) and groups:  # a dictionary of the user's own keys
+        values[groups[0]] = _with(values[groups[0]], [*groups[1:], last], value)
+        return
     if last not in node:
+        if said := of_a_logger(key):
+            raise UserError(said)
         beside = [".".join([*groups, name]) for name in node]
         raise UserError(f"There is no option {key}.{closest(key, beside or dotted(values))}")
     node[last] = value
+
+
+def _with(node: Any, path: Sequence[str], value: Any) -> dict[str, Any]:
+    """The dictionary with this value at a path in it, whose groups are made where they are missing."""
+    first, *rest = path
+    made = dict(node) if isinstance(node, dict) else {}
+    made[first] = _with(made.get(first), rest, value) if rest else value
+    return made
 
 
 def dotted(values: dict[str, Any], prefix: str = "") -> list[str]:

@@ -32,7 +32,7 @@ import contextlib
 import json
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -96,7 +96,7 @@ def check_flags(flags: dict[str, Any]) -> None:
     if flags["--cluster"]:
         from rlrun.experiments.cluster import check
 
-        check(flags["--cluster"])
+        check(flags["--cluster"], flags["--queue"] or "")
 
 
 def begin(words: list[str], flags: dict[str, Any]) -> int:
@@ -241,9 +241,10 @@ def made(flags: dict[str, Any], config: dict[str, Any]) -> Path:
         raise UserError(f"{error.filename} cannot be made: {error.strerror}") from None
 
 
-def resume_words(folder: Path) -> str:
-    """The command that goes on with a sweep, as a user can paste it."""
-    return f"rlrun sweep --resume {shlex.quote(str(folder))}"
+def resume_words(folder: Path, flags: Mapping[str, Any]) -> str:
+    """The command that goes on with a sweep in the same place, as a user can paste it."""
+    where = [f" {flag} {shlex.quote(flags[flag])}" for flag in ("--cluster", "--queue") if flags.get(flag)]
+    return f"rlrun sweep --resume {shlex.quote(str(folder))}{''.join(where)}"
 
 
 def check_free(flags: dict[str, Any], taken: Sequence[str]) -> None:
@@ -254,7 +255,7 @@ def check_free(flags: dict[str, Any], taken: Sequence[str]) -> None:
         return
     folder = Path(flags["--dir"])
     if (folder / "sweep.json").exists():
-        raise UserError(f"{folder} holds a sweep: {resume_words(folder)} continues it")
+        raise UserError(f"{folder} holds a sweep: {resume_words(folder, flags)} continues it")
     found = next((path for pattern in taken for path in sorted(folder.glob(pattern))), None)
     if found is not None:
         raise UserError(f"{found} exists already, and this sweep would use it: choose another --dir, or move it away")
@@ -415,12 +416,12 @@ def work(folder: Path, flags: dict[str, Any]) -> int:
     unfinished = [outcome for outcome in outcomes if outcome.status not in (*DONE, "PRUNED")]
     print(folder, flush=True)
     if pool.signal is not None:
-        print(f"{resume_words(folder)} goes on", flush=True)
+        print(f"{resume_words(folder, flags)} goes on", flush=True)
         return 128 + pool.signal
     # A search has learnt from the jobs that failed, and goes on with those that were interrupted or lost.
     left = [one for one in unfinished if record.search is None or one.status == "INTERRUPTED" or one.lost]
     if left:
-        print(f"{resume_words(folder)} goes on with {len(left)} of {len(outcomes)} jobs", flush=True)
+        print(f"{resume_words(folder, flags)} goes on with {len(left)} of {len(outcomes)} jobs", flush=True)
     return 1 if unfinished else 0
 
 

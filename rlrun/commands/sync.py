@@ -40,6 +40,8 @@ def main(words: list[str]) -> int:
     for key in given:
         if key not in OPTIONS:
             raise UserError(f"rlrun sync has no option {key}.{closest(key, OPTIONS)} There are {', '.join(OPTIONS)}.")
+        if given[key] is not None and not isinstance(given[key], str):
+            raise UserError(f"{key} must be a text, not {given[key]!r}")
     if not places:
         raise UserError("rlrun sync takes the directories of runs or sweeps")
     for place in places:

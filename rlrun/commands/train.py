@@ -93,21 +93,33 @@ def again(words: list[str], plans: bool = False) -> int:
 def train(cfg: Any, choices: dict[str, Any], watch: Any = None, said: Sequence[str] = ()) -> int:
     """Trains a composed config. watch: a session.Watch, for a run from Python. said: notes that come first."""
     from rlrun.config.run import with_numbers
-    from rlrun.config.saved import set_by_user
     from rlrun.config.types import plain
 
     values = with_numbers(plain(cfg))
-    return start(values, set_by_user(values), watch, [*said, *notes(choices, values)])
+    return start(values, given_by_user(values), watch, [*said, *notes(choices, values)])
 
 
 def show_plan(cfg: Any, choices: dict[str, Any], said: Sequence[str] = ()) -> int:
     """Prints what a run of this composed config would consist of, and starts nothing. said: notes that come first."""
     from rlrun.config.run import with_numbers
-    from rlrun.config.saved import set_by_user
     from rlrun.config.types import plain
 
     values = with_numbers(plain(cfg))
-    return plan_of(values, set_by_user(values), [*said, *notes(choices, values)])
+    return plan_of(values, given_by_user(values), [*said, *notes(choices, values)])
+
+
+def given_by_user(values: dict[str, Any]) -> dict[str, Any]:
+    """The options, by path, that the user has set in a plain config. Raises UserError for one that does not fit."""
+    from rlrun.config.run import check_networks, type_config
+    from rlrun.config.saved import set_by_user
+    from rlrun.runtime.data_plan import fill_spec
+
+    check_networks(values)
+    try:
+        return set_by_user(values)
+    except Exception:
+        type_config(fill_spec(values))  # a wrong type or an unknown name is the reason, and says more
+        raise
 
 
 def plan_of(values: dict[str, Any], given: dict[str, Any], said: Sequence[str] = ()) -> int:

@@ -61,8 +61,10 @@ def _check_names(path: str, key: str, value: str, source: str) -> None:
 
 
 def check_defaults(defaults: Any, source: str, trusted: bool) -> None:
-    """Raises UserError if a defaults list chooses Hydra's own groups, or a module that is not trusted."""
-    for line in defaults if isinstance(defaults, list) else [defaults]:
+    """Raises UserError if defaults are no list, or choose Hydra's own groups, or a module that is not trusted."""
+    if not isinstance(defaults, list) or not all(isinstance(line, str | Mapping) for line in defaults):
+        raise UserError(f"{source}: `defaults` must be a list of files, such as [ppo], and not {str(defaults)[:60]!r}")
+    for line in defaults:
         for key, value in line.items() if isinstance(line, Mapping) else [("", line)]:
             *words, group = str(key).split() or [""]
             if any(word not in _WORDS for word in words):

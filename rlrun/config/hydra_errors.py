@@ -49,12 +49,12 @@ def check_groups(words: list[str], folder: Path | None = None) -> None:
                 f"{word}: no option can be taken away, only changed"
                 + ("; logger=[] writes nothing" if group == "logger" else "")
             )
-        if value == "null" and group in (*GROUPS, "env") and group != "tuned":
+        if value == "null" and group in (*GROUPS, "env"):
             instead = "logger=[] writes nothing" if group == "logger" else "give a name, or leave this word out"
             raise UserError(f"{word}: there is no such choice; {instead}")
-        if ".." in group or (
-            ".." in value and any((place / group).is_dir() for place in (root() / "conf", root(), folder) if place)
-        ):
+        if equals and (said := no_name(group)):
+            raise UserError(f"{word}: {said}")
+        if ".." in value and any((place / group).is_dir() for place in (root() / "conf", root(), folder) if place):
             raise UserError(f"{word}: name a file of the group {group}, without its folder; --config-dir adds a folder")
         if equals and not group:
             raise UserError(f"{word!r} is not of the form key=value{with_keys(words)}")
@@ -100,6 +100,26 @@ def of_rllib(name: str) -> str:
     )
 
 
+def no_name(key: str) -> str:
+    """Says why a key can be no option's name; '' if it can."""
+    bare = key.lstrip("+~").partition("@")[0]
+    if not key or key != key.strip() or re.fullmatch(r"[A-Za-z_][\w-]*([./][\w-]+)*", bare, re.ASCII):
+        return ""
+    if re.search(r"\[.*\]$", bare):
+        whole = bare.partition("[")[0]
+        return f"a list is given as a whole, as in {whole}=[64,64]"
+    return f"{key!r} cannot be the name of an option"
+
+
+def mistyped(words: Sequence[str], group: str) -> str | None:
+    """The key of a word that seems to be a group's name with a mistake."""
+    keys = [word.partition("=")[0] for word in words if "=" in word]
+    known = (*GROUPS, "env")
+    return next(
+        (key for key in keys if key not in known and closest(key, known).startswith(f" Did you mean {group}")), None
+    )
+
+
 def _check_list(word: str, group: str) -> None:
     """Raises UserError for a list of loggers that are not names, and for a list of any other group's choices, because
     Hydra would take the last of them without a word."""
@@ -126,6 +146,8 @@ def _unreadable(words: list[str]) -> str | None:
 
     for word in words:
         key, equals, value = word.partition("=")
+        if equals and (said := no_name(key)):
+            return f"{word}: {said}"
         try:
             OverridesParser.create().parse_override(word)
         except HydraException:
@@ -148,6 +170,8 @@ def translate(error: Exception, words: list[str], folder: Path | None = None) ->
     text = str(error)
     cause = str(error.__cause__ or "")
     strange = next((word for word in words if "=" in word and not word.isascii()), None)
+    if strange is not None and (said := no_name(strange.partition("=")[0])):
+        return f"{strange}: {said}"
     if strange is not None and "LexerNoViableAlt" in text:
         key, _, value = strange.partition("=")
         return f"{strange}: a value with such letters needs quotes, as in \"{key}='{value}'\""
@@ -162,12 +186,15 @@ def translate(error: Exception, words: list[str], folder: Path | None = None) ->
             or (f"There is no option {key}{elsewhere(key)}.{counterpart(key, words) or nearest(key, words, folder)}")
         )
     placed = re.search(r"Could not override '(algo@[^']+)'", text)
+    if unknown and "@" not in unknown[1]:
+        groups = ", ".join(sorted((*GROUPS, "env")))
+        return f"{unknown[1]}= is no group of which a file can be chosen. The groups are {groups}"
     if placed:
         return (
             f"{placed[1]}: an algorithm can be algo, algo@algo.inner where it is inside another, or"
             " algo@algo.options.NAME for one policy of several"
         )
-    if "Ambiguous value" in text:
+    if "Ambiguous value" in text or "Sweep parameters" in text:
         return (
             f"{text.split(chr(39))[1]}: one value each; several values are for rlrun sweep, which runs every"
             " combination"
@@ -193,6 +220,8 @@ def translate(error: Exception, words: list[str], folder: Path | None = None) ->
     if "You must specify" in text:
         group = re.search(r"specify '([^']+)'", text)
         name = group[1] if group else "a group"
+        if (typed := mistyped(words, name)) is not None:
+            return f"There is no option {typed}. Did you mean {name}?"
         algo = next((word.partition("=")[2] for word in words if word.startswith("algo=")), "")
         if name == "env" and algo in choices("algo") and runner_of(algo) == "offline":
             return f"data.path= is missing: algo={algo} learns from recorded data, which say what the environment shows"
@@ -213,8 +242,8 @@ def set_in(error: str, words: Sequence[str], choices: Mapping[str, Any], folder:
     if folder is None or named is None:
         return ""
     path = named[1].rstrip(".").split(".")
-    given = {word.lstrip("+~").partition("=")[0] for word in words}
-    if given & {".".join(path[:length]) for length in range(2, len(path) + 1)} or path[0] in given - {"algo", "env"}:
+    given = {word.lstrip("+~").partition("=")[0] for word in words} - choices.keys()  # those choose files
+    if given & {".".join(path[:length]) for length in range(1, len(path) + 1)}:
         return ""
     for group, name in choices.items():
         file = folder / group.partition("@")[0] / f"{name}.yaml"

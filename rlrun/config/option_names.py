@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rlrun.config.paths import (
     base_options,
@@ -53,7 +55,8 @@ def nearest(key: str, words: list[str], folder: Path | None = None) -> str:
     found = env_family(words)
     there = None if found is None else {f"env.{name}" for name in group_defaults("env", found[1])}
     known = [name for name in known_keys(algo) if there is None or not name.startswith("env.") or name in there]
-    return closest(key, [name for name in known if name != key])
+    groups = [] if "." in key else ["algo", "env", "model", "logger", "replay", "resources", "runner", "tuned"]
+    return closest(key, [*groups, *(name for name in known if name != key)])
 
 
 def own_keys(words: list[str], folder: Path | None) -> list[str] | None:
@@ -122,14 +125,23 @@ def of_a_logger(key: str) -> str:
     return f"{key} is an option of the logger {parts[1]}, which logger= leaves out: write it into the list too"
 
 
+def _has(values: Any, path: list[str]) -> bool:
+    """Whether nested values have an option of this path."""
+    for name in path:
+        if not isinstance(values, Mapping) or name not in values:
+            return False
+        values = values[name]
+    return True
+
+
 def belonging(key: str, words: list[str]) -> str:
     """Returns a sentence that names the choices of a group that have this option, or '' if there are none."""
     found = [
         (group, name)
-        for group in ("replay", "runner", "model/memory")
+        for group in ("replay", "runner", "model/memory", "resources")
         if key.startswith(f"{group.replace('/', '.')}.")
         for name in options(group)
-        if key.rpartition(".")[2] in group_defaults(group, name)
+        if _has(group_defaults(group, name), key.split(".")[group.count("/") + 1 :])
     ]
     if found:
         names = [name for _, name in found]

@@ -120,7 +120,11 @@ def type_algorithm(values: dict[str, Any], path: str = "algo") -> Inner:
         if refused is not None:
             raise UserError(f"{values['inner']['name']} cannot be inside {values['name']}: {refused}")
         if isinstance(values.get("options"), dict):
-            values = {**values, "options": _type_options(values["options"], values["inner"], f"{path}.options")}
+            made = _type_options(values["options"], values["inner"], f"{path}.options")
+            for one in made.values():
+                if (refused := algorithm.can_hold(one.algorithm)) is not None:
+                    raise UserError(f"{one.cfg.name} cannot be inside {values['name']}: {refused}")
+            values = {**values, "options": made}
         values = {**values, "inner": type_algorithm(values["inner"], f"{path}.inner")}
     # `module` only says where the class is, so that Config does not have it
     values = {key: value for key, value in values.items() if key != "module"}
@@ -158,8 +162,22 @@ def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
     return made
 
 
+def check_networks(values: dict[str, Any]) -> None:
+    """Raises UserError if the networks of a world model were chosen for an algorithm that has none."""
+    model, algo = values.get("model"), values.get("algo")
+    if not isinstance(model, Mapping) or not isinstance(algo, Mapping) or "deter" not in model:
+        return
+    inner = algo.get("inner", algo)
+    if isinstance(inner, Mapping) and not algorithm_class(dict(inner)).has_world_model:
+        raise ConfigError(
+            f"model.deter is an option of a world model, and {inner.get('name')} has none: leave"
+            " model=world_model and model=gaussian_world_model to dreamerv3 and dreamer"
+        )
+
+
 def type_config(values: dict[str, Any]) -> Typed:
     """Types a plain config, in which options may still be `auto`. Raises UserError that names what does not fit."""
+    check_networks(values)
     try:
         values, _ = settled(values)
     except UserError:  # the environment cannot be made, which plan() reports; only types matter until then

@@ -21,7 +21,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlrun.config.words import at_home, refuse_empty
+from rlrun.config.words import at_home, refuse_empty, word_at_home
 from rlrun.core.errors import UserError, closest
 from rlrun.core.numbers import hint, whole_number
 from rlrun.core.ranges import NotEmpty, Range, SeedRange
@@ -297,28 +297,57 @@ def save_yaml(values: dict, path: Path) -> None:
     write_atomically(path, yaml_text(values))
 
 
-def parse_assignments(words: list[str]) -> dict[str, Any]:
-    """Turns ["episodes=2", "a.b=x"] into {"episodes": 2, "a.b": "x"}. Values are read as YAML, but
-    numbers with zeros in front as decimal ones. A text that begins with `~/` gets the user's home folder.
+OPENING = "[{('\""  # a value that begins so is no plain text
 
-    Raises UserError for a word without `=`, without a value, or with one that is not YAML."""
+
+def parse_assignments(words: list[str]) -> dict[str, Any]:
+    """Turns ["episodes=2", "a.b=x"] into {"episodes": 2, "a.b": "x"}. Values are read as rlrun train reads them, but
+    numbers with zeros in front as decimal ones, and what Hydra would want in quotes, such as a path with blanks, as a
+    text. A path that begins with `~/` gets the user's home folder.
+
+    Raises UserError for a word without `=`, without a value, with a key that was there before, or with a value that
+    cannot be read."""
     made: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key:
             raise UserError(f"{word!r} is not of the form key=value")
         refuse_empty(word)
+        if key in made:
+            raise UserError(f"{key}= is given twice")
         if re.fullmatch(r"0\d+", value):  # the name of a checkpoint's folder; YAML would read 010 as 8
             made[key] = int(value)
             continue
         if ODD_NUMBER.fullmatch(value):  # a text, as for rlrun train; YAML would read 1:30 as 90
             made[key] = value
             continue
-        try:
-            check_numbers(value, word)
-            read = OmegaConf.to_container(OmegaConf.from_dotlist([f"x={value}"]))
-        except (yaml.YAMLError, OmegaConfBaseException):
-            raise UserError(f"{word}: the value cannot be read; a bracket or a quote may be missing") from None
-        assert isinstance(read, dict)
-        made[key] = at_home(read["x"]) if isinstance(read["x"], str) else read["x"]
+        made[key] = _read(value, word)
     return made
+
+
+def _read(value: str, word: str) -> Any:
+    """The value of a word as Hydra reads it, or as it is if Hydra would want it in quotes."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    if "${" in value:
+        raise UserError(f"{word}: only rlrun train fills in ${{...}}; write the value itself")
+    unquoted = at_home(value) if value[:1] not in OPENING else word_at_home(f"x={value}")[2:]
+    try:
+        parsed = OverridesParser.create().parse_override(f"x={unquoted}")
+    except HydraException:
+        if value[:1] in OPENING:
+            raise UserError(f"{word}: the value cannot be read; a bracket or a quote may be missing") from None
+        return unquoted
+    if parsed.is_sweep_override():
+        raise UserError(f"{word}: one value each; several values are for rlrun sweep, which runs every combination")
+    return plain(OmegaConf.create({"x": _without_quotes(parsed.value())}))["x"]
+
+
+def _without_quotes(value: Any) -> Any:
+    """A value of Hydra's parser with texts in place of quoted ones."""
+    if isinstance(value, list):
+        return [_without_quotes(one) for one in value]
+    if isinstance(value, dict):
+        return {str(_without_quotes(key)): _without_quotes(one) for key, one in value.items()}
+    return getattr(value, "text", value)

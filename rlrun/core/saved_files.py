@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
             continue
         if not isinstance(row, dict) or "env_steps" not in row:
             continue
+        for key in ("env_steps", "time_sec"):
+            if isinstance(row.get(key), float) and not math.isfinite(row[key]):
+                raise UserError(f"{path}, line {number}: {key} is {row[key]}, and it must be a finite number")
         for key in OWN_COLUMNS & row.keys():
             if not isinstance(row[key], NUMBER):
                 raise UserError(f"{path}, line {number}: {key} is {str(row[key])[:60]!r}, and it must be a number")

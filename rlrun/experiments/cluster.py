@@ -9,6 +9,7 @@ itself loads nothing from a pickle.
 from __future__ import annotations
 
 import getpass
+import importlib.util
 import signal
 import subprocess
 import time
@@ -52,12 +53,23 @@ def words(text: str) -> dict[str, Any]:
     return made
 
 
-def check(cluster: str) -> None:
-    """Raises UserError where there is no such --cluster."""
+def check(cluster: str, queue: str) -> None:
+    """Raises UserError where there is no such --cluster, its package is missing, or --queue does not belong to it."""
     if cluster not in CLUSTERS:
         raise UserError(
             f"There is no --cluster {cluster}.{closest(cluster, CLUSTERS)} There are {', '.join(CLUSTERS[:-1])} and"
             f" {CLUSTERS[-1]}."
+        )
+    if cluster == "ray":
+        from rlrun.experiments.ray_queue import options
+
+        options(words(queue) if queue else {})
+        return
+    if importlib.util.find_spec("submitit") is None:
+        raise UserError(f"--cluster needs submitit: {install_line('slurm')}")
+    if cluster == "slurm" and not {"timeout_min", "slurm_time"} & (parse(queue) if queue else {}).keys():
+        raise UserError(
+            "--cluster slurm needs --queue timeout_min=MINUTES, after which SLURM ends a job: submitit would say 5"
         )
 
 
@@ -168,14 +180,8 @@ class Queue:
         """folder: the sweep's. cwd: the one in which the sweep was begun, and its jobs run.
 
         Jobs of an earlier session of this sweep, which was killed, are cancelled."""
-        try:
-            import submitit
-        except ImportError:
-            raise UserError(f"--cluster needs submitit: {install_line('slurm')}") from None
-        if cluster == "slurm" and not {"timeout_min", "slurm_time"} & options.keys():
-            raise UserError(
-                "--cluster slurm needs --queue timeout_min=MINUTES, after which SLURM ends a job: submitit would say 5"
-            )
+        import submitit
+
         if cluster == "local":
             options = {"timeout_min": LOCAL_MIN} | options
         self.cwd = cwd

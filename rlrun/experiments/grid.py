@@ -9,14 +9,17 @@ import fnmatch
 import itertools
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rlrun.config.hydra_errors import with_keys
-from rlrun.config.paths import options
+from rlrun.config.paths import choices as names_of
 from rlrun.config.words import word_at_home
 from rlrun.core.errors import UserError, closest
 from rlrun.core.numbers import number
+
+MOST_VALUES = 10_000  # of one word
 
 # The values of these groups are clear without their key.
 NAMED = ("algo", "env", "tuned", "model", "resources", "replay", "runner")
@@ -65,9 +68,11 @@ def bare(word: str) -> str:
 
 
 def with_ends(word: str) -> str:
-    """A word whose intervals have plain numbers in place of 200k and the like."""
+    """A word whose intervals and ranges have plain numbers in place of 200k and the like."""
     ends = r"(?<=[(,])(\s*)(\d[\d_]*(?:\.\d+)?[kKMGB])(?=\s*[,)])"
-    return re.sub(ends, lambda one: f"{one[1]}{number(one[2])}", word) if "interval(" in word else word
+    return (
+        re.sub(ends, lambda one: f"{one[1]}{number(one[2])}", word) if re.search(r"(interval|range)\(", word) else word
+    )
 
 
 def parse(words: Sequence[str]) -> Space:
@@ -126,11 +131,16 @@ def parse(words: Sequence[str]) -> Space:
             values = (
                 matches(key, glob)
                 if isinstance(glob, Glob)
-                else [value.replace("\\:", ":") for value in override.sweep_string_iterator()]
+                else [
+                    value.replace("\\:", ":")
+                    for value in itertools.islice(override.sweep_string_iterator(), MOST_VALUES + 1)
+                ]
             )
             if not values:
                 raise UserError(f"{word} stands for no value, which would make a sweep without jobs")
-            twice = next((value for value in values if values.count(value) > 1), None)
+            if len(values) > MOST_VALUES:
+                raise UserError(f"{word} stands for {len(values):,} values, and a sweep takes at most {MOST_VALUES:,}")
+            twice = next((value for value, times in Counter(values).items() if times > 1), None)
             if twice is not None:
                 raise UserError(f"{word} has {twice} twice, which would run the same job twice")
             choices[key] = values
@@ -144,7 +154,7 @@ def matches(key: str, glob: Any) -> list[str]:
 
         known = list(names())
     elif key in NAMED:
-        known = options(key)
+        known = names_of(key)
     else:
         raise UserError(
             f"{key}=glob(...) needs a list of names to choose from, and {key} has none.{closest(key, NAMED)}"

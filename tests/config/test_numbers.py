@@ -1,6 +1,8 @@
 """Whole numbers may be written 200k, 1M and 10_000 wherever an option is one, and what is saved are plain numbers.
 A ~ in front of a path is the home folder."""
 
+import os
+
 import pytest
 from conftest import SMALL, compose
 
@@ -104,7 +106,7 @@ def test_flags_of_commands_take_them_too():
 def test_the_name_of_a_checkpoints_folder_is_a_decimal_number():
     """YAML would read 000000001647 as octal."""
     words = ["checkpoint=000000001647", "seed=0", "share=0.5", "bits=0x10"]
-    assert parse_assignments(words) == {"checkpoint": 1647, "seed": 0, "share": 0.5, "bits": 16}
+    assert parse_assignments(words) == {"checkpoint": 1647, "seed": 0, "share": 0.5, "bits": "0x10"}
 
 
 @pytest.mark.parametrize("algo, option", [("sac", "target_entropy"), ("sac", "initial_alpha"), ("c51", "v_max")])
@@ -122,3 +124,17 @@ def test_a_loss_that_is_divided_by_its_bound_takes_no_infinite_one(algo, said):
     env = "Pendulum-v1" if algo == "tqc" else "CartPole-v1"
     with pytest.raises(ConfigError, match=f"huber_delta {said}"):
         type_config(compose(f"algo={algo}", f"env={env}", "algo.huber_delta=inf"))
+
+
+def test_all_commands_read_values_as_train_does():
+    words = ["a={size:5, hard: yes}", "b=[1,~/x,'2']", "c=a path #1", "d=3e-4 to 1e-5 over 1M", "e=true", "f=null", "g=\"x\"", "h=1_000"]
+    assert parse_assignments(words) == {
+        "a": {"size": 5, "hard": "yes"}, "b": [1, os.path.expanduser("~/x"), "2"], "c": "a path #1", "d": "3e-4 to 1e-5 over 1M",
+        "e": True, "f": None, "g": "x", "h": 1000,
+    }  # fmt: skip
+    for word, said in (("a=[1", "a bracket or a quote may be missing"), ("a=1,2", "one value each"), ("a=&a [*a]", "")):
+        if said:
+            with pytest.raises(UserError, match=said):
+                parse_assignments([word])
+        else:
+            assert parse_assignments([word]) == {"a": "&a [*a]"}
