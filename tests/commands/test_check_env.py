@@ -349,7 +349,7 @@ def test_the_command_itself_is_used_rightly(capsys):
     from rlrun.core.errors import UserError
 
     with pytest.raises(UserError, match="takes one environment"):
-        _dispatch(["check-env", "env=a:B", "env=c:D"])
+        _dispatch(["check-env", "a:B", "c:D"])
     with pytest.raises(UserError, match="seconds must be"):
         _dispatch(["check-env", "CartPole-v1", "seconds=-1"])
     with pytest.raises(UserError, match="takes seconds= and options of the environment"):
