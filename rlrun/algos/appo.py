@@ -11,7 +11,8 @@ KL(target || current) may be added, as in RLlib. The target may follow by Polyak
 Metrics: learn/policy_loss, value_loss and entropy per row; rho_mean: mean ratio of target to behaviour probability;
 is_clipped: share of rows where the ratio of behaviour to target probability was above is_clip; approx_kl: mean of
 (ratio - 1) - log ratio of the current to the target policy; clip_fraction; kl and kl_coef when the penalty is on;
-explained_variance of the target network's values; grad_norm before clipping; lr.
+explained_variance of the target network's values; grad_norm before clipping; lr; with value_lr, value_grad_norm,
+value_lr and value_skipped_updates of the value's own optimiser.
 Checked: tests/algos/test_appo.py (the surrogate by hand, target updates), tests/ops/test_vtrace.py, tuned/appo/.
 """
 
@@ -34,7 +35,7 @@ from rlrun.core.specs import EnvSpec
 from rlrun.families.actor_critic import ActorCriticConfig, optimizers
 from rlrun.models.model import Model
 from rlrun.ops.distributions import Distribution
-from rlrun.ops.policy_loss import adapt_kl_coef_
+from rlrun.ops.policy_loss import LARGEST_LOG_RATIO, adapt_kl_coef_, bounded
 from rlrun.ops.returns import gae
 from rlrun.ops.transforms import clip_reward
 from rlrun.ops.vtrace import Bootstrap, vtrace
@@ -74,6 +75,7 @@ class Reference(NamedTuple):
 
     dist: Distribution  # of the target policy
     log_prob: Tensor  # its log pi of the actions
+    worker: Tensor  # log pi_worker of the actions
     log_rho: Tensor  # log of pi_target / pi_worker; 0 on dead rows
     value: Tensor  # its values
     advantage: Tensor
@@ -136,7 +138,10 @@ class APPO(Algorithm):
         dist, value = self.target.unroll(batch)  # over T+1 rows
         dist, now, after = dist[:-1].given(batch.action), value[:-1], value[1:]
         log_prob = dist.log_prob(batch.action)
-        log_rho = (log_prob - batch.log_prob).masked_fill(~valid, 0.0)
+        # A pi_worker below e^-20 pi_target counts as that. In the loss, where it is divided by and multiplied with, a
+        # much smaller one would make 0 times infinity.
+        worker = torch.maximum(batch.log_prob, log_prob - LARGEST_LOG_RATIO)
+        log_rho = (log_prob - worker).masked_fill(~valid, 0.0)
         reward, discount = clip_reward(batch.reward, cfg.reward_clip), batch.discount(cfg.discount)
         if cfg.vtrace:
             target, advantage = vtrace(
@@ -158,7 +163,7 @@ class APPO(Algorithm):
         else:
             nothing = torch.zeros_like(reward)
             target = advantage = gae(reward, discount, nothing, nothing, valid, 1.0)
-        return Reference(dist, log_prob, log_rho, now, advantage, target)
+        return Reference(dist, log_prob, worker, log_rho, now, advantage, target)
 
     def loss(self, batch: Batch, clip: float, entropy_coef: float) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Returns this learner's shares of the losses on a batch [T(+1), B], and the metrics of the whole batch.
@@ -174,7 +179,8 @@ class APPO(Algorithm):
         # Section 4.1.1: the ratio is min(pi_worker / pi_target, rho) pi / pi_worker. It equals pi / pi_target as
         # long as pi_worker / pi_target does not exceed rho (is_clip).
         lag = (-old.log_rho).exp()
-        ratio = lag.clamp(max=cfg.is_clip) * (log_prob - batch.log_prob).masked_fill(~valid, 0.0).exp()
+        lead = (log_prob - old.worker).masked_fill(~valid, 0.0)
+        ratio = lag.clamp(max=cfg.is_clip) * lead.clamp(max=2 * LARGEST_LOG_RATIO).exp()
         surrogate = torch.minimum(ratio * old.advantage, ratio.clamp(1 - clip, 1 + clip) * old.advantage)
         policy_loss = -mean(surrogate)
         value_loss = mean(0.5 * (old.target - value).square()) if cfg.use_critic else torch.zeros_like(policy_loss)
@@ -185,7 +191,7 @@ class APPO(Algorithm):
             kl = mean(old.dist.kl(dist))
             loss = loss + self.kl_coef * kl
         with torch.no_grad():
-            moved = (log_prob - old.log_prob).masked_fill(~valid, 0.0)
+            moved = bounded((log_prob - old.log_prob).masked_fill(~valid, 0.0))
             shares = {
                 "policy_loss": policy_loss,
                 "entropy": entropy,

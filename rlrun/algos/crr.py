@@ -17,7 +17,7 @@ actor acts by itself, without the critic's choice among its actions (the paper's
 squared errors.
 Metrics: learn/critic_loss: sum over critics of means of weighted losses; actor_loss: mean of minus weight * log pi;
 weight: mean weight; advantage: mean A; td_error: mean |target - Q| over critics; q: mean value of the actions taken;
-target; critic_ and actor_grad_norm before clipping, and lr.
+target; critic_grad_norm and actor_grad_norm before clipping; critic_lr, actor_lr.
 Checked: tests/algos/test_crr.py (losses by hand; bc where all weights are 1), tuned/crr/.
 """
 

@@ -13,10 +13,12 @@ at the end of an episode, where the code leaves out the last row of every sequen
 float16 in the code. Greedy acting takes the means of z and of the action's normal variable, where the code draws z and
 takes the most probable of 100 actions.
 Metrics: learn/model_loss, actor_loss and value_loss; rec, rew and con: parts of the model's loss, without weights and
-constants; kl: before free nats; prior_entropy, posterior_entropy: means over rows, summed over z; entropy: of the
-policy on replayed rows; return_mean, value_mean and reward_mean of dreams; continue_mean, discount included;
-model_grad_norm, actor_grad_norm and value_grad_norm before clipping; model_lr, actor_lr, value_lr;
-open_loop_rec_<steps>, open_loop_reward_<steps>: errors so many steps behind 5 rows that were seen (imagine.every).
+constants; terminated_share: with continuation=false, the share of rows at which an episode terminated; kl: before free
+nats; prior_entropy, posterior_entropy: means over rows, summed over z; entropy: of the policy on replayed rows;
+return_mean, value_mean and reward_mean of dreams; continue_mean, discount included; exploration_noise: what
+exploration.noise is now; model_grad_norm, actor_grad_norm and value_grad_norm before clipping; model_lr, actor_lr,
+value_lr; open_loop_rec_<steps>, open_loop_reward_<steps>: errors so many steps behind 5 rows that were seen
+(imagine.every).
 Checked: tests/algos/test_dreamer.py, tuned/dreamer/.
 """
 
@@ -115,7 +117,8 @@ class Dreamer(Algorithm):
         self.value_optimizer = ctx.optimizer(self.value.parameters(), cfg.optimizer, cfg.value_lr, cfg.max_grad_norm)
 
     def update(self, batch: Batch, clock: Clock) -> Update:
-        return self.learn(batch, clock)
+        update = self.learn(batch, clock)
+        return update._replace(metrics=update.metrics | self.policy.explored(clock))
 
     @recorded
     def learn(self, batch: Batch, clock: Clock) -> Update:

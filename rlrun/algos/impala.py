@@ -9,7 +9,8 @@ advantage_bootstrap=mixed makes lambda_ shorten advantages as well as targets, a
 alone.
 Metrics: learn/policy_loss, value_loss and entropy per row; rho_mean and rho_clipped: the mean importance weight pi/mu
 and the share of weights above rho_clip, if it clips; explained_variance: 1 - Var(target - value) / Var(target);
-grad_norm before clipping; lr.
+grad_norm before clipping; lr; with value_lr, value_grad_norm, value_lr and value_skipped_updates of the value's own
+optimiser.
 Checked: tests/ops/test_vtrace.py (the paper's O(T^2) sum), tests/algos/test_impala.py (a loss by hand), tuned/impala/.
 """
 

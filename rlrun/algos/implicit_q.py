@@ -16,7 +16,8 @@ is squashed, and the deviation does not depend on the state. All losses use the 
 authors' code steps the value first. The critics' losses are halves of squared errors.
 Metrics: learn/value_loss; critic_loss: sum over critics of means of weighted losses; actor_loss: mean of minus weight *
 log pi; weight: mean weight; advantage: mean of Q - V; td_error: mean |target - Q| over critics; q: mean value of the
-actions taken; value: mean V; target; value_, critic_ and actor_grad_norm before clipping, and lr.
+actions taken; value: mean V; target; value_grad_norm, critic_grad_norm and actor_grad_norm before clipping; value_lr,
+critic_lr, actor_lr.
 Checked: tests/algos/test_offline.py (losses by hand; expectile 0.5 is a mean, and beta 0 is bc), tuned/implicit_q/.
 """
 

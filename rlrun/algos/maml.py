@@ -48,7 +48,7 @@ from rlrun.models.model import Model
 from rlrun.models.per_column import plain, with_vector
 from rlrun.ops.inner_steps import descended
 from rlrun.ops.linear_baseline import features, fitted, rows_since_start
-from rlrun.ops.policy_loss import bound_coef_
+from rlrun.ops.policy_loss import bound_coef_, bounded
 from rlrun.ops.returns import gae
 from rlrun.ops.transforms import clip_reward
 from rlrun.policies import AdaptedPolicy
@@ -127,8 +127,8 @@ class MAML(Algorithm):
         were played. The deviation is estimated by importance sampling and can be differentiated by vector."""
         valid, advantage = rows["valid"], rows["advantage"]
         outputs, action = self.outputs_and_action(vector, rows)
-        weight = (outputs.dist.given(action).log_prob(action) - rows["log_prob"]).masked_fill(~valid, 0.0).exp()
-        weight = weight.masked_fill(~valid, 0.0)
+        log_ratio = outputs.dist.given(action).log_prob(action) - rows["log_prob"]
+        weight = bounded(log_ratio.masked_fill(~valid, 0.0)).exp().masked_fill(~valid, 0.0)
         weight = weight / weight.sum().clamp(min=TINY)
         centred = advantage - (weight * advantage).sum()
         # The root has a derivative at 0 as well, for tasks whose advantages are all the same.
@@ -155,7 +155,7 @@ class MAML(Algorithm):
 
         outputs, action = self.outputs_and_action(vector, rows)
         dist, advantage = outputs.dist.given(action), rows["advantage"]
-        ratio = (dist.log_prob(action) - rows["log_prob"]).masked_fill(~valid, 0.0).exp()
+        ratio = bounded((dist.log_prob(action) - rows["log_prob"]).masked_fill(~valid, 0.0)).exp()
         gain = ratio * advantage
         if clip is not None:
             gain = torch.minimum(gain, ratio.clamp(1 - clip, 1 + clip) * advantage)
@@ -227,11 +227,14 @@ class MAML(Algorithm):
         cfg, sums, made = self.cfg, {}, []
         columns = batch.reward.shape[1] // (cfg.inner_steps + 1)
         vectors = self.policy.vector().detach().expand(self.share(cfg.num_tasks), -1)
-        for number, part in enumerate(batch.split(columns)):
+        parts = list(batch.split(columns))
+        # Live last rows bootstrap from values that nobody recorded, of the parameters that played their round.
+        unrecorded = [bool(part.valid[-1].any()) for part in parts]
+        for number, part in enumerate(parts):
             sums[f"rewards_{number}"] = part.reward.masked_fill(~part.valid, 0.0).sum()
             sums[f"episodes_{number}"] = (part.is_first[:-1] & part.valid).sum() / self.spec.columns_per_env
             made.append(self.rows(part, vectors))
-            if part.valid[-1].any() and number < cfg.inner_steps:  # rows bootstrap from values that nobody recorded
+            if any(unrecorded[number + 1 :]):
                 vectors = self.after_step(vectors, made[-1])
         return made, sums
 

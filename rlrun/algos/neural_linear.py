@@ -165,8 +165,12 @@ class PullMemory(nn.Module):
 
     def add(self, x: Tensor, y: Tensor, arm: Tensor) -> None:
         """Writes what the network reads of each pull [N, D], rewards [N] and arms [N] over the oldest pulls."""
-        places = (int(self.seen) + torch.arange(len(y), device=y.device)) % len(self.rewards)
-        self.inputs[places], self.rewards[places], self.taken[places] = x, y, arm
+        room = len(self.rewards)
+        # An update of several agents may have more pulls than there is room for. PyTorch does not say which of two
+        # pulls with the same place would stay, and on a GPU it may be another one in each of the three tensors.
+        skipped = max(len(y) - room, 0)
+        places = (int(self.seen) + torch.arange(skipped, len(y), device=y.device)) % room
+        self.inputs[places], self.rewards[places], self.taken[places] = x[skipped:], y[skipped:], arm[skipped:]
         self.seen += len(y)
 
 

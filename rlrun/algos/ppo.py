@@ -37,7 +37,7 @@ from rlrun.families.actor_critic import ActorCriticConfig
 from rlrun.models.model import Model
 from rlrun.models.normalizer import RewardScale, ValueScale
 from rlrun.ops.distributions import Distribution
-from rlrun.ops.policy_loss import adapt_kl_coef_
+from rlrun.ops.policy_loss import adapt_kl_coef_, bounded
 from rlrun.ops.returns import gae
 from rlrun.ops.transforms import clip_reward
 from rlrun.policies import DistributionPolicy
@@ -200,7 +200,7 @@ class PPO(Algorithm):
         dist, value = self.policy.unroll(rows)
         dist = dist.given(rows.action)
         advantage = self.normalize(rows.advantage, valid) if cfg.normalize_advantage == "minibatch" else rows.advantage
-        log_ratio = (dist.log_prob(rows.action) - rows.log_prob).masked_fill(~valid, 0.0)
+        log_ratio = bounded((dist.log_prob(rows.action) - rows.log_prob).masked_fill(~valid, 0.0))
         ratio = log_ratio.exp()
         policy_loss = -mean(torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage))  # eq. 7
         loss, metrics = policy_loss, {}

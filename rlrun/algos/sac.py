@@ -12,7 +12,8 @@ from the parameters before the update, whereas algorithm 1 steps the critics fir
 The log standard deviation of actions is bounded to [-5, 2]; the authors' code bounds it to [-20, 2].
 Metrics: learn/critic_loss: sum over critics of means of weighted losses; actor_loss: mean of alpha log pi - Q;
 alpha_loss; alpha; entropy: mean -log pi of the policy's own actions; td_error: mean |target - Q| over critics; q: mean
-value of the actions taken; target; critic_, actor_ and alpha_grad_norm before clipping, and lr.
+value of the actions taken; target; critic_grad_norm, actor_grad_norm and alpha_grad_norm before clipping; critic_lr,
+actor_lr, alpha_lr.
 Checked: tests/algos/test_actor_critics.py (losses by hand for continuous and discrete actions, which gradient reaches
 what), tuned/sac/.
 """

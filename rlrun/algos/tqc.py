@@ -12,7 +12,8 @@ the critics first (the authors' code, too, computes all losses before the first 
 are options.
 Metrics: learn/critic_loss: sum over critics of means of weighted losses; actor_loss: mean of alpha log pi - Q;
 alpha_loss; alpha; entropy: mean -log pi of the policy's own actions; td_error: mean |mean target - Q|; q: mean value
-of the actions taken; target; critic_, actor_ and alpha_grad_norm before clipping, and lr.
+of the actions taken; target; critic_grad_norm, actor_grad_norm and alpha_grad_norm before clipping; critic_lr,
+actor_lr, alpha_lr.
 Checked: tests/algos/test_actor_critics.py (targets and losses by hand), tuned/tqc/.
 """
 

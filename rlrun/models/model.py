@@ -365,9 +365,11 @@ class Model:
         assert isinstance(spec.action, Discrete)
         image = isinstance(trunk.encoder, ImageEncoder)
         hidden: tuple[int, ...] = () if cfg.hidden == "auto" else cfg.hidden
+        activation: str = self.cfg.activation
         if cfg.hidden == "auto" and isinstance(trunk.encoder, ImageEncoder):
             if trunk.encoder.ends_flat:
-                hidden = trunk.encoder.dense
+                # The head has the encoder's own layers (model.conv_hidden), with their activation too.
+                hidden, activation = trunk.encoder.dense, trunk.encoder.kind
             elif cfg.encoder_layer and trunk.memory is None:
                 hidden = trunk.encoder.dense[-1:]
         actions = spec.action.n
@@ -384,7 +386,7 @@ class Model:
             actions,
             atoms,
             hidden,
-            self.cfg.activation,
+            activation,
             cfg,
             self.linear,
             self.cfg.layer_norm,

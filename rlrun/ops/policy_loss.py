@@ -4,6 +4,16 @@ import torch
 from torch import Tensor
 
 COEF_LOW, COEF_HIGH = 1e-10, 1e10
+LARGEST_LOG_RATIO = 20.0  # of a new to an old probability; exp of it, 5e8, is far outside of any clip range
+
+
+def bounded(log_ratio: Tensor) -> Tensor:
+    """Returns log ratios [...] of new to old probabilities that are at most LARGEST_LOG_RATIO. Smaller ones stay as
+    they are, to the bit, and larger ones get no gradient.
+
+    A ratio of e^89 would be infinite in float32. The clipped loss gives such a row the gradient 0, but 0 times infinity
+    is NaN, and a single row would spoil the gradient of the whole batch."""
+    return log_ratio.clamp(max=LARGEST_LOG_RATIO)
 
 
 @torch.no_grad()

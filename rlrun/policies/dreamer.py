@@ -124,6 +124,14 @@ class DreamActor(FlatActions):
         outputs = 2 * self.size if self.numbers else self.size
         self.layers = dense(inputs, cfg.units, cfg.policy_layers, outputs, cfg.activation, compute)
 
+    def flat(self, action: Tensor) -> Tensor:
+        """Actions of rows [N, ...] -> [N, A], with numbers as the environment executes them: within [-1, 1].
+
+        This policy draws no others, but data of a policy with a normal distribution has them, and the world model would
+        learn about actions that were never executed."""
+        made = super().flat(action)
+        return made.clamp(-1.0, 1.0) if self.numbers else made
+
     def normal(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and deviation [..., A] of numbers before tanh."""
         mean, raw = self.layers(features).chunk(2, -1)

@@ -2,6 +2,8 @@
 
 import copy
 import dataclasses
+import re
+import sys
 from collections import deque
 from collections.abc import Mapping
 
@@ -91,6 +93,24 @@ def batches(wiring, sampler, count):
     return taken
 
 
+def words_of_metrics(algorithm):
+    """The words of the Metrics sections of an algorithm's file, of those that it is a variant of, and of the algorithm
+    inside. Numbers at the end of a word, or an N, are left out: there are as many as there are steps."""
+    texts = [sys.modules[kind.__module__].__doc__ or "" for kind in type(algorithm).__mro__]
+    told = " ".join(text.partition("Metrics:")[2].partition("Checked:")[0] for text in texts)
+    inner = getattr(algorithm, "inner", None)
+    words = {numberless(word) for word in re.findall(r"\w+", told)}
+    return words | (words_of_metrics(inner) if inner is not None else set())
+
+
+def numberless(name):
+    return re.sub(r"_(\d+|N)$", "", name)
+
+
+# docs/faq.md explains it for all.
+OF_ALL = {"skipped_updates"}
+
+
 def same(a, b):
     return all(torch.equal(x, y) for x, y in zip(a.state_dict().values(), b.state_dict().values(), strict=True))
 
@@ -120,6 +140,7 @@ def test_the_same_seed_gives_the_same_weights_and_a_restored_one_the_next_update
         for number, batch in enumerate(data[:2]):
             metrics = made.update(batch, Clock(100 * number, number)).metrics
             assert all(torch.isfinite(torch.as_tensor(float(v))) for v in metrics.values())
+    assert {numberless(name) for name in metrics} <= words_of_metrics(first) | OF_ALL
     assert same(first, second) and any(not torch.equal(initial[k], v) for k, v in first.state_dict().items())
     _, third, _ = start(typed, algo, *CASES[case], "seed=9")
     assert not same(first, third)

@@ -60,6 +60,31 @@ def test_loss_by_hand(typed, traced):
     assert metrics["is_clipped"].item() == pytest.approx(1 / 3)
 
 
+@pytest.mark.parametrize("traced", [True, False])
+def test_a_row_whose_ratio_would_be_infinite_spoils_no_gradient(typed, traced):
+    """The ratio is pi / pi_target, however small pi_worker was. It is infinite where pi_target is tiny too."""
+    made = wiring(typed, f"algo.vtrace={str(traced).lower()}").algorithm()
+    column = lambda *x: torch.tensor(x)[:, None]  # noqa: E731
+    gradients = []
+    for worker, target in ((30.0, 0.0), (50.0, 0.0), (100.0, 0.0), (50.0, 50.0), (100.0, 100.0)):
+        now, old = outputs([0.75, 0.4, 0.5, 0.5], [0.0] * 4), outputs([0.6, 0.3, 0.5, 0.5], [1.0] * 4)
+        old.dist.log_probs[1, 0, 0] -= target
+        made.policy.unroll, made.target.unroll = lambda _, now=now: now, lambda _, old=old: old
+        log_prob = column(*[math.log(0.5)] * 3)
+        log_prob[1] -= worker
+        batch = Batch(
+            action=column(0, 0, 0), reward=column(1.0, 2.0, 3.0), terminated=column(False, False, False), valid=column(True, True, True),
+            log_prob=log_prob,
+        )  # fmt: skip
+        loss, _, metrics = made.loss(batch, 10.0, 0.0)
+        gradients.append(torch.autograd.grad(loss, now.dist.log_probs)[0][:3, 0, 0])
+        assert gradients[-1].isfinite().all() and all(value.isfinite() for value in metrics.values())
+    assert gradients[0].abs().min() > 0
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=0.0)
+    assert torch.equal(gradients[1], gradients[2]) and torch.equal(gradients[3], gradients[4])
+    assert gradients[3][1] == 0
+
+
 def test_the_target_follows_at_its_interval(typed):
     for words, moved in (
         (["algo.target_update_interval=3"], [False, False, True, False]),

@@ -10,6 +10,7 @@ from conftest import small
 from test_all import batches, start
 from wired import Wired
 
+from rlrun.algos.neural_linear import PullMemory
 from rlrun.cli import _dispatch
 from rlrun.core.batch import Batch
 from rlrun.core.errors import RunFailed, UserError
@@ -187,6 +188,21 @@ def test_a_memory_of_another_size_takes_the_newest_pulls(size, typed):
     check(data[:3], min(size, 45))
     made.update(data[3], Clock(0, 3))
     check(data, min(size, 45 + int(data[3].valid.sum())))
+
+
+@pytest.mark.parametrize("count", (3, 4, 5, 11))
+def test_a_memory_keeps_the_last_pulls_of_an_update_that_has_more(count):
+    """As an update of several agents may. Each pull is told by its number in all its parts."""
+    memory = PullMemory(4, 2, torch.device("cpu"))
+    for first in (0, count):
+        numbers = torch.arange(first, first + count)
+        memory.add(numbers.float()[:, None].expand(-1, 2), numbers.float(), numbers)
+    held = range(2 * count - 4, 2 * count)
+    assert int(memory.seen) == 2 * count and memory.filled == 4
+    assert sorted(memory.taken.tolist()) == list(held)
+    assert all(memory.taken[number % 4] == number for number in held), "the oldest pull is the next to be overwritten"
+    assert torch.equal(memory.rewards, memory.taken.float())
+    assert torch.equal(memory.inputs, memory.rewards[:, None].expand(-1, 2))
 
 
 def test_of_arms_that_were_taken_too_rarely_the_rarest_is_first(typed):

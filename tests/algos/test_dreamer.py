@@ -185,6 +185,18 @@ def test_rows_are_learnt_as_acting_sees_them(typed):
     assert checked > 30
 
 
+def test_numbers_beyond_the_bounds_are_learnt_as_the_environment_executed_them(typed):
+    """Data of a policy with a normal distribution has such numbers, and so has a user's own exploration."""
+    said = []
+    for size in (1.0, 3.0):
+        made, (batch,) = begun(typed)
+        batch = batch.replace(action=size * (2.0 * (batch.action > 0).float() - 1.0))
+        state = State(torch.zeros(4, made.policy.rssm.deter), torch.zeros(4, made.policy.rssm.size))
+        said.append((made.policy.after(state, batch.action[0]), made.update(batch, Clock()).metrics))
+    assert torch.equal(said[0][0], said[1][0]) and said[0][1] == said[1][1]
+    assert torch.equal(made.policy.actor.flat(torch.tensor([[-1.5], [0.25]])), torch.tensor([[-1.0], [0.25]]))
+
+
 def test_rewards_and_ends_belong_to_the_observations_that_they_came_with(typed):
     words = ["env=rlrun/Counting-v0", "++env.kwargs.length=3", "algo.batch_length=12", "algo.continuation=true"]
     wiring, made, sampler = start(typed, "dreamer", *words)
@@ -256,7 +268,7 @@ def test_convolutions_are_those_of_the_paper(typed):
 
 @pytest.mark.parametrize("env", ["Pendulum-v1", "CartPole-v1"])
 def test_exploration_disturbs_what_is_drawn(typed, env):
-    made, _ = begun(typed, "algo.exploration.noise=0.4 to 0 over 100", env=env)
+    made, (batch,) = begun(typed, "algo.exploration.noise=0.4 to 0 over 100", env=env)
     policy, rng = made.policy, torch.Generator().manual_seed(0)
     drawn = torch.zeros((4000, 1)) if env == "Pendulum-v1" else torch.zeros(4000, dtype=torch.long)
     half = policy.disturbed(drawn, Clock(50), rng).double()
@@ -266,6 +278,7 @@ def test_exploration_disturbs_what_is_drawn(typed, env):
     assert torch.equal(policy.disturbed(drawn, Clock(100), rng), drawn)
     assert policy.disturbed(drawn + 1, Clock(), rng).max() <= 1, "noisy numbers stay within their bounds"
     assert policy.explored(Clock(50)) == {"exploration_noise": pytest.approx(0.2)}
+    assert made.update(batch, Clock(50)).metrics["exploration_noise"] == pytest.approx(0.2)
     obs = Batch(observation=torch.randn(3, *policy.spec.observation.shape))
     before = rng.get_state()
     policy.act(obs, torch.ones(3, dtype=torch.bool), policy.initial_state(3), Clock(), "greedy", rng)

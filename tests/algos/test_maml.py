@@ -178,6 +178,23 @@ def test_the_second_order_gradient_is_that_of_finite_differences(typed, env, bas
     assert (exact - approximate).norm() > 0.01 * exact.norm()
 
 
+@pytest.mark.parametrize("first_order", [True, False])
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_row_whose_ratio_would_be_infinite_spoils_no_gradient(typed, number, first_order):
+    """In the round of the inner step, and in that of the outer one."""
+    wiring, maml, sampler = start(typed, "maml", *PENDULUM, f"algo.first_order={first_order}")
+    rounds = maml.rounds(stack_columns(level(played(maml, sampler, wiring))))[0]
+    known, gradients = rounds[number]["log_prob"].clone(), []
+    assert rounds[number]["valid"][0, 1, 0]
+    for lowered in (50.0, 100.0):
+        rounds[number]["log_prob"] = known.clone()
+        rounds[number]["log_prob"][0, 1, 0] -= lowered
+        point = maml.policy.vector().detach().requires_grad_()
+        gradients.append(torch.autograd.grad(maml.outer_loss(point, rounds, Clock())[0], point)[0])
+    assert gradients[0].isfinite().all() and gradients[0].abs().max() > 0
+    assert torch.equal(*gradients)
+
+
 def test_the_outer_gradient_knows_that_the_noise_of_actions_scales_the_inner_step(typed):
     """One state, normal actions, reward -(a - g)^2: the inner step moves the mean m by
     lr K 2 (g - m) / deviation, where K = |dm/dtheta|^2 and deviation^2 = 4 (m - g)^2 s^2 + 2 s^4 of the deviation s."""
@@ -295,6 +312,19 @@ def test_each_round_is_played_with_what_plain_gradient_descent_made_of_the_ones_
                 for parameter in copied.parameters():
                     if parameter.grad is not None:
                         parameter -= rate * parameter.grad
+
+
+def test_values_behind_a_round_are_those_of_the_parameters_that_played_it(typed):
+    """Also if the rows of that round go on behind its end, and those of the round before do not."""
+    wiring, maml, sampler = start(typed, "maml", *PENDULUM, "algo.inner_lr=0.2")
+    first, second = level(played(maml, sampler, wiring))
+    first.valid[-1], second.valid[-1] = False, True
+    theta = maml.policy.vector().detach().expand_as(maml.policy.adapted)
+    of_first = maml.rows(first, theta)
+    wanted = maml.rows(second, maml.after_step(theta, of_first))
+    assert not torch.equal(wanted["target"], maml.rows(second, theta)["target"])
+    got, _ = maml.rounds(stack_columns([first, second]))
+    assert torch.equal(got[0]["target"], of_first["target"]) and torch.equal(got[1]["target"], wanted["target"])
 
 
 def test_every_column_plays_its_task_in_all_rounds_and_updates_have_tasks_of_their_own(typed):

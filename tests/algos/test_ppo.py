@@ -79,6 +79,23 @@ def test_a_clipped_row_has_no_gradient_and_a_dead_one_neither(typed):
     assert logits.grad[0, 1].abs().max() > 0
 
 
+@pytest.mark.parametrize("row", [0, 1])  # a good action and a bad one
+def test_a_row_whose_ratio_would_be_infinite_spoils_no_gradient(typed, row):
+    gradients = []
+    for lowered in (50.0, 100.0, 1e6):
+        made = algorithm(typed, "algo.normalize_advantage=none", "algo.value_coef=0")
+        logits, _ = with_outputs(made, [0.8, 0.2, 0.5], [0.0, 0.0, 0.0])
+        changed = rows()
+        changed.log_prob[0, row] -= lowered
+        loss, metrics = made.loss(changed, 0.2, 0.0)
+        loss.backward()
+        gradients.append(logits.grad)
+        assert all(value.isfinite() for value in metrics.values())
+    assert gradients[0].isfinite().all() and gradients[0][0, 2].abs().max() > 0
+    assert gradients[0][0, row].abs().max() == 0
+    assert all(torch.equal(gradients[0], other) for other in gradients[1:])
+
+
 def test_advantages_are_normalised_over_live_rows(typed):
     made = algorithm(typed, "algo.normalize_advantage=minibatch", "algo.value_coef=0")
     with_outputs(made, [0.5] * 3, [0.0] * 3)

@@ -89,6 +89,22 @@ def test_layers_behind_convolutions_are_the_encoders_or_the_heads(words, feature
 
 
 @pytest.mark.parametrize(
+    "words, kind",
+    [
+        (["algo.head.hidden=auto"], nn.ELU),  # the encoder's layers, model.conv_hidden
+        (["algo.head.hidden=[32,16]"], nn.SiLU),  # the head's own
+        (["algo.head.encoder_layer=true", "algo.head.hidden=auto"], nn.SiLU),  # a layer behind all of the encoder's
+    ],
+)
+def test_the_encoders_layers_in_the_head_have_the_activation_of_convolutions(words, kind):
+    layers = ["model.conv_filters=[[4,[3,4],[3,4]]]", "model.conv_hidden=[32,16]"]
+    policy = made("algo=dqn", *IMAGE, *layers, "model.conv_activation=elu", "model.activation=silu", *words)
+    of_head = {type(layer) for part in policy.head.hidden() for layer in part if not isinstance(layer, nn.Linear)}
+    of_encoder = {type(layer) for layer in policy.trunk.modules() if isinstance(layer, nn.ELU | nn.SiLU)}
+    assert of_head == {kind} and of_encoder == {nn.ELU}
+
+
+@pytest.mark.parametrize(
     "words, said",
     [
         ([*IMAGE, "model.conv_filters=[[16,8,4],[32,4,2]]"], r"convolution 2 has a kernel of 4x4 and gets an image of 2x3"),
