@@ -227,3 +227,28 @@ def test_commands_name_what_exists(page):
             for name in names.split(",") if chosen and group in known else ():
                 assert name in known[group] or name.isupper() or "..." in name, line
     assert found or page.name not in ("README.md", "start.md", "commands.md")
+
+
+def test_sections_of_options_link_to_what_they_inherit(pages):
+    assert list(pages._sources("algo/td3")) == ["off_policy/deterministic", "off_policy/actor_critic", "optimizer/base"]
+    assert "model/memory/none" in pages._sources("model/mlp") and "model/memory/none" not in pages._sources("model/lstm")
+    text = (ROOT / "docs" / "options.md").read_text()
+    said = text.partition("\n## algo/sac\n")[2].partition("\n## ")[0]
+    assert "[off_policy/actor_critic](#off_policyactor_critic) and [optimizer/base](#optimizerbase)." in said
+    titles = {title.replace("/", "") for title in re.findall(r"^## (\S+)$", text, re.M)}
+    assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= titles
+
+
+@pytest.mark.parametrize(
+    ("above", "behind", "said"),
+    [
+        ("Rows per env.", "With 4 envs, 25 rows are 100 env steps", "Rows per env. With 4 envs, 25 rows are 100 env steps."),
+        ("Env steps before learning.", "env steps (RLlib x)", "Env steps before learning. Unit: env steps (RLlib x)."),
+        ("puct or gumbel decide. null: none", "puct or null", "puct or gumbel decide. null: none. Value: puct or null."),
+        ("Of data.", "trajectories with less are left out", "Trajectories with less are left out. Of data."),
+    ],
+)
+def test_comments_above_and_behind_are_whole_sentences(above, behind, said):
+    from rlrun.config.texts import options_of
+
+    assert list(options_of(f"# {above}\nname: 1  # {behind}\n")) == [("name", "1", said)]

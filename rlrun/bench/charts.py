@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlrun.bench.stats import INTERVAL_RUNS, t95
 from rlrun.core.checkpoint import write_atomically
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 GREY = "#8a8f98"
-INTERVAL_RUNS = 5  # bands over fewer runs go from the lowest to the highest
 FEW = 3  # curves with at most so many points show them as dots
 
 
@@ -55,35 +55,6 @@ def figure(width: float, height: float, **options: Any) -> Any:
         }
     )
     return plt.subplots(figsize=(width, height), **options)
-
-
-T95 = (
-    12.706,
-    4.303,
-    3.182,
-    2.776,
-    2.571,
-    2.447,
-    2.365,
-    2.306,
-    2.262,
-    2.228,
-    2.201,
-    2.179,
-    2.160,
-    2.145,
-    2.131,
-    2.120,
-    2.110,
-    2.101,
-    2.093,
-    2.086,
-)
-
-
-def t95(count: int) -> float:
-    """The 97.5% quantile of Student's t distribution for the mean of `count` values."""
-    return T95[count - 2] if count - 2 < len(T95) else 1.96 + 2.5 / (count - 1)
 
 
 def band(curves: Sequence[Curve], points: int = 200) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

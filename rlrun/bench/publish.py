@@ -13,12 +13,12 @@ import numpy as np
 from rlrun.bench import charts, page
 from rlrun.bench.recipes import changed
 from rlrun.bench.results import Measured, key_of, measured, train_words
-from rlrun.bench.stats import RANDOM_AND_HUMAN, human_normalised, iqm, stratified_bootstrap
+from rlrun.bench.stats import INTERVAL_RUNS, RANDOM_AND_HUMAN, human_normalised, iqm, stratified_bootstrap
 from rlrun.bench.tables import Table, Wanted
 from rlrun.commands.compare import commit
 from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import UserError
-from rlrun.loggers.console import duration
+from rlrun.loggers.console import duration, number
 
 CLASSES = {
     "beaten": "beaten",
@@ -61,15 +61,6 @@ INTRODUCTION = (
     "that of algorithms that learn no model of the game. A curve can be higher: Rainbow's (Hessel et al. 2018) has",
     "about 20,000 on Qbert after 10M env steps.",
 )
-
-
-def number(value: float | None) -> str:
-    """A number with the digits that matter, such as 2,071, 18.4, 0.94 or 50; empty for None."""
-    if value is None:
-        return ""
-    if float(value).is_integer():
-        return f"{value:,.0f}"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
 
 
 def spread(one: Measured) -> str:
@@ -265,7 +256,7 @@ def normalised(cells: Sequence[Measured]) -> str:
         figures = [(one.cell.game, one.cell.published) for one in own if one.cell.published is not None]
         rllib = iqm(np.array([[human_normalised(game, figure) for game, figure in figures]]))
         between = f" (95%: {interval.low:.2f} to {interval.high:.2f})"
-        if len(scores) < charts.INTERVAL_RUNS:  # a bootstrap over so few runs is far too narrow
+        if len(scores) < INTERVAL_RUNS:  # a bootstrap over so few runs is far too narrow
             each = [iqm(one[None]) for one in scores]
             between = f" ({len(each)} seeds: {min(each):.2f} to {max(each):.2f})" if len(each) > 1 else " (one seed)"
         told.append(

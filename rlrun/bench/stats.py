@@ -6,12 +6,17 @@ Scores have shape [N, M]: N runs (seeds) of each of M games.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 Scores = np.ndarray
+INTERVAL_RUNS = 5  # fewer runs have no interval: it would reach returns that no run has seen
+
+# The 97.5% quantile of Student's t distribution with 1, 2, ... 20 degrees of freedom.
+T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228,
+       2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086)  # fmt: skip
 
 
 class ConfidenceInterval(NamedTuple):
@@ -61,6 +66,35 @@ def stratified_bootstrap(
     tail = 100 * (1 - confidence) / 2
     low, high = np.percentile(made, [tail, 100 - tail])
     return ConfidenceInterval(statistic(scores), float(low), float(high))
+
+
+def t95(count: float) -> float:
+    """The 97.5% quantile of Student's t distribution for the mean of `count` values, which has count - 1 degrees of
+    freedom. A count that is not whole lies between its neighbours."""
+    freedom = count - 1
+    return float(np.interp(freedom, range(1, len(T95) + 1), T95)) if freedom <= len(T95) else 1.96 + 2.5 / freedom
+
+
+def student_interval(values: Scores | Sequence[float]) -> ConfidenceInterval:
+    """The mean of values [N] and its 95% interval by Student's t. N is at least 2."""
+    values = np.asarray(values, dtype=float)
+    error = t95(values.size) * float(values.std(ddof=1)) / np.sqrt(values.size)
+    middle = float(values.mean())
+    return ConfidenceInterval(middle, float(middle - error), float(middle + error))
+
+
+def welch_interval(x: Scores | Sequence[float], y: Scores | Sequence[float]) -> ConfidenceInterval:
+    """The mean of x [Nx] minus that of y [Ny], and its 95% interval by Welch's t, which lets x and y have different
+    variances. Nx and Ny are at least 2."""
+    x, y = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
+    parts = np.array([x.var(ddof=1) / x.size, y.var(ddof=1) / y.size])  # the variances of both means
+    difference = float(x.mean() - y.mean())
+    if not parts.any():
+        return ConfidenceInterval(difference, difference, difference)
+    # The degrees of freedom by Welch and Satterthwaite.
+    freedom = float(parts.sum() ** 2 / (parts**2 / np.array([x.size - 1, y.size - 1])).sum())
+    error = float(t95(freedom + 1) * np.sqrt(parts.sum()))
+    return ConfidenceInterval(difference, difference - error, difference + error)
 
 
 def probability_of_improvement(x: Scores, y: Scores) -> float:

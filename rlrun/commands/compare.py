@@ -1,7 +1,9 @@
 """rlrun compare RUN_DIR RUN_DIR
+rlrun compare SWEEP_DIR
 
 Shows how two runs differ: their options, versions and machine, and their results at the end and after as many env steps
-as both of them have."""
+as both of them have. Of a sweep, or of a directory with several runs, it shows what each setting reached: its seeds,
+its mean return with a 95 % interval where it has five seeds or more, and the difference to the best setting."""
 
 from __future__ import annotations
 
@@ -18,10 +20,12 @@ def main(words: list[str]) -> int:
         print(__doc__)
         return 0 if words else 2
     _, places = take_flags(words, {})
-    if len(places) != 2:
-        raise UserError("compare takes two run directories")
     from pathlib import Path
 
+    if len(places) == 1 and not (Path(places[0]) / "config.yaml").is_file():
+        return settings(places[0])
+    if len(places) != 2:
+        raise UserError("compare takes two run directories, or the directory of one sweep")
     from rlrun.core.saved_files import no_run
     from rlrun.experiments.runs import SavedRun
     from rlrun.experiments.view import text_table
@@ -36,6 +40,27 @@ def main(words: list[str]) -> int:
     if rows:
         print("\n" + text_table(rows, ("made with", "first", "second")))
     print("\n" + text_table(outcomes(one, other), ("result", "first", "second")))
+    return 0
+
+
+def settings(place: str) -> int:
+    """Prints what each setting of a sweep reached, and the jobs of it that never became a run. UserError where the
+    directory holds no run."""
+    import textwrap
+    from pathlib import Path
+
+    from rlrun.experiments.runs import find
+    from rlrun.experiments.settings import explained, settings_of, settings_text, without_run
+    from rlrun.experiments.view import text_table
+
+    runs = find([place])
+    found = settings_of(runs)
+    print(settings_text(found))
+    for text in explained(found):
+        print("\n" + textwrap.fill(text, 118, break_long_words=False))
+    never = without_run([Path(place)], {run.path.resolve() for run in runs})
+    if never:
+        print("\n" + text_table(never, ("jobs that never became a run", "status", "why")))
     return 0
 
 

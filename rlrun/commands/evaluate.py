@@ -134,7 +134,7 @@ def played(trained: Trained, options: EvaluateOptions, trusted: bool) -> dict[st
     The checkpoint is the policy's, and not that of the options."""
     import numpy as np
 
-    from rlrun.bench.charts import t95
+    from rlrun.bench.stats import t95
     from rlrun.core.policy import Mode
     from rlrun.core.seeding import Seeds
     from rlrun.envs.registry import Factory
@@ -227,7 +227,7 @@ def adapting(trained: Trained, options: EvaluateOptions) -> dict[str, Any]:
     """Plays new tasks before and after adaptation, and returns what --json prints."""
     import numpy as np
 
-    from rlrun.bench.charts import t95
+    from rlrun.bench.stats import t95
     from rlrun.runtime.adaptation import adapted_returns
 
     returns = adapted_returns(trained, options.episodes, options.seed)  # [rounds, tasks]

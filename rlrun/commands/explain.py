@@ -1,13 +1,16 @@
-"""rlrun explain ALGO, GROUP, GROUP=NAME or env=NAME [env.OPTION=VALUE ...]
+"""rlrun explain ALGO, GROUP, GROUP=NAME, OPTION or env=NAME [env.OPTION=VALUE ...]
 
 Prints an algorithm's paper, what it records, how it was checked, every option with its comment, RLlib's name for each
 option, and the meaning of every metric. For an environment, such as env=Pong, it prints the spaces, the agents, the
 limit and every option with its comment. For a group (resources, runner, replay, model, env, logger, data, stop, eval,
-imagine or checkpoint), or for one file of a group, such as model=lstm, it prints every option with its comment."""
+imagine or checkpoint), or for one file of a group, such as model=lstm, it prints every option with its comment.
+For an option, such as learning_starts or eval.every, it prints which algorithms and groups have it, how to type it, its
+comment and its default."""
 
 from __future__ import annotations
 
 import importlib
+import re
 import textwrap
 from typing import Any, get_type_hints
 
@@ -76,8 +79,7 @@ def main(words: list[str]) -> int:
         return 0
     name = choice if group == "algo" and equals else name
     if name not in options("algo"):
-        near = closest(name, [*options("algo"), *CHOICES, *sections()])
-        raise UserError(f"There is no algorithm and no group of options {name!r}.{near}")
+        return where(name)
     print(docstring(name))
     for base in base_options(name):
         if base.startswith("algo/"):
@@ -130,6 +132,22 @@ def choices(group: str, choice: str | None = None) -> int:
     return 0
 
 
+def where(name: str) -> int:
+    """Prints where a name is an option. UserError where it is none."""
+    from rlrun.config.option_lookup import find_option, last_names, said_of
+
+    found = find_option(name)
+    if not found:
+        near = closest(name, dict.fromkeys([*options("algo"), *CHOICES, *sections(), *last_names()]))
+        raise UserError(f"There is no algorithm, no group of options and no option {name!r}.{near}")
+    print(said_of(found))
+    inside = [one for one in found if one.key.startswith("algo.")]
+    if inside:
+        print("\nThe algorithm inside another one, as inside rnd, has algo.inner.<option>.", end=" ")
+        print("rlrun explain ALGO prints all options of one.")
+    return 0
+
+
 def groups_of(name: str, inner: str | None) -> list[tuple[str, list[str]]]:
     """Returns the groups of options that an algorithm has besides its own and its runner's: (title, files of conf/)."""
     core = inner or name
@@ -173,6 +191,7 @@ def environment(name: str, words: list[str]) -> int:
         print(f"  {label:<{width}}  {told}")
     for note in spec.notes:
         print(f"  {note}")
+    text = re.sub(r"^name: \?\?\?", lambda _: f"name: {canonical}", text, count=1, flags=re.MULTILINE)
     print(f"\nOptions: env.<name>=<value>\n\n{text.rstrip()}")
     return 0
 

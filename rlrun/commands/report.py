@@ -68,16 +68,6 @@ def shown(value: Any) -> str:
     )
 
 
-def returns(run) -> tuple[float | None, float | None]:
-    """A run's last and best mean return; None where no game has ended."""
-    from rlrun.experiments.runs import RETURN, best_return, return_metric
-
-    metric = return_metric([run])
-    values = run.series(metric)[1]
-    last = "return_mean" if metric == RETURN else "eval_return_mean"
-    return (run.summary.get(last, values[-1] if values else None), best_return(run))
-
-
 def estimates_of(run) -> list[str]:
     """What a policy is worth according to recorded data, where the run has estimated it."""
     from rlrun.bench import charts, page
@@ -95,6 +85,7 @@ def of_run(run) -> str:
     from rlrun.commands.plot import curves
     from rlrun.config.words import exact
     from rlrun.experiments.runs import RETURN, last_games, metrics
+    from rlrun.experiments.settings import returns
     from rlrun.loggers.console import duration
 
     games = last_games([run])
@@ -178,11 +169,12 @@ def regret_of(runs) -> list[str]:
     """The regret of bandits, beside that of arms drawn uniformly; nothing for other runs."""
     from rlrun.bench import charts, page
     from rlrun.commands.plot import REGRET, curves
+    from rlrun.experiments.settings import mean
 
     if not any(run.series(REGRET)[0] for run in runs):
         return []
     last = [run.series("sample/regret_share")[1][-1] for run in runs if run.series("sample/regret_share")[0]]
-    said = f"{_mean(last):.2%} of what arms drawn uniformly would have cost." if last else ""
+    said = f"{mean(last):.2%} of what arms drawn uniformly would have cost." if last else ""
     made = charts.learning_curves(*curves(runs, REGRET), "regret of all steps so far", "", logarithmic=True)
     return ["<h2>Regret</h2>", f'<p class="soft">{said}</p>', page.picture(charts.svg(made))]
 
@@ -237,26 +229,29 @@ def imagined_of(run) -> list[str]:
 
 def of_many(runs, places: list[Path]) -> str:
     from rlrun.bench import page
-    from rlrun.experiments.runs import groups, sweep_of
+    from rlrun.experiments.runs import sweep_of
+    from rlrun.experiments.settings import settings_of, without_run
 
-    together = sorted(groups(runs), key=standing, reverse=True)
+    settings = settings_of(runs)
     never = without_run(places, {run.path.resolve() for run in runs})
-    body = [page.cards(in_short(runs, together[0], len(together), len(never)))]
+    body = [page.cards(in_short(runs, settings, len(never)))]
     if never:
         body += ["<h2>Jobs that never became a run</h2>", page.table(("job", "status", "why"), never, left=(0, 1, 2))]
-    body += [*curves_of(runs), *settings_table(together), *runs_table(runs), *facts(runs)]
+    body += [*curves_of(runs), *settings_table(settings), *runs_table(runs), *facts(runs)]
     sweeps = [sweep_of(place).command for place in places if (place / "sweep.json").is_file()]
     lead = next(filter(None, sweeps), f"{len(runs)} runs below {', '.join(map(str, places))}")
     return page.page("A sweep" if sweeps else "Several runs", lead, body, "Made by rlrun report.")
 
 
-def in_short(runs, best, settings: int, never: int) -> list[tuple[str, object]]:
+def in_short(runs, settings, never: int) -> list[tuple[str, object]]:
     """Counts of runs, settings and failures, and the best setting where all runs have the same environment: returns of
     different environments cannot be compared."""
+    from rlrun.experiments.settings import mean
+
     failed = sum(run.status == "FAILED" for run in runs)
-    cards: list[tuple[str, object]] = [("runs", len(runs)), ("settings", settings)]
+    cards: list[tuple[str, object]] = [("runs", len(runs)), ("settings", len(settings))]
     if len({run.options["env.name"] for run in runs}) == 1:
-        cards += [("best setting", best[0]), ("its mean return", shown(_mean(last_returns(best[1]))))]
+        cards += [("best setting", settings[0].label), ("its mean return", shown(mean(settings[0].scores)))]
     return [*cards, ("failed", failed + never)]
 
 
@@ -282,35 +277,40 @@ def curves_of(runs) -> list[str]:
     return made
 
 
-def settings_table(together) -> list[str]:
-    """A row for each setting: the statistics of those of its seeds that came to their end."""
+def settings_table(settings) -> list[str]:
+    """A row for each setting: the statistics of those of its seeds that came to their end. Columns of intervals are
+    left out where no setting has enough seeds for one."""
     import numpy as np
 
     from rlrun.bench import page
-    from rlrun.bench.publish import number
     from rlrun.bench.stats import iqm
     from rlrun.experiments.runs import whole
-    from rlrun.loggers.console import duration
+    from rlrun.experiments.settings import between, difference, explained, mean
+    from rlrun.loggers.console import duration, number
 
+    known, rivals = any(one.interval for one in settings), any(one.difference for one in settings)
     rows = []
-    for label, members in together:
-        scores = last_returns(members)
-        steps = [run.rows[-1]["env_steps"] for run in whole(members) if run.rows]
-        seconds = [run.rows[-1]["time_sec"] for run in whole(members) if run.rows and "time_sec" in run.rows[-1]]
+    for one in settings:
+        steps = [run.rows[-1]["env_steps"] for run in whole(one.members) if run.rows]
+        seconds = [run.rows[-1]["time_sec"] for run in whole(one.members) if run.rows and "time_sec" in run.rows[-1]]
         rows.append(
             [
-                label,
-                counted(members),
-                number(_mean(scores)),
-                number(iqm(np.array(scores))) if scores else "",
-                number(min(scores, default=None)),
-                number(max(scores, default=None)),
-                number(_mean(steps)),
-                duration(_mean(seconds) or 0),
+                one.label,
+                one.counted,
+                number(mean(one.scores)),
+                *([between(one.interval) if one.interval else ""] if known else []),
+                number(iqm(np.array(one.scores))) if one.scores else "",
+                number(min(one.scores, default=None)),
+                number(max(one.scores, default=None)),
+                *([difference(one)] if rivals else []),
+                number(mean(steps)),
+                duration(mean(seconds) or 0),
             ]
         )
-    names = ("setting", "seeds", "mean return", "IQM", "lowest", "highest", "env steps", "wall time")
-    return ["<h2>Settings</h2>", page.table(names, rows, left=(0,))]
+    names = ["setting", "seeds", "mean return", *(["its 95 % interval"] if known else []), "IQM", "lowest", "highest"]
+    names += [*(["difference to the best"] if rivals else []), "env steps", "wall time"]
+    words = [f'<p class="soft">{page.escape(text)}</p>' for text in explained(settings)]
+    return ["<h2>Settings</h2>", page.table(names, rows, left=(0,)), *words]
 
 
 def runs_table(runs) -> list[str]:
@@ -318,6 +318,7 @@ def runs_table(runs) -> list[str]:
     from rlrun.bench import page
     from rlrun.config.words import exact
     from rlrun.experiments.runs import telling
+    from rlrun.experiments.settings import returns
 
     keys = telling(runs)[:6]
     rows = []
@@ -328,51 +329,6 @@ def runs_table(runs) -> list[str]:
         rows.append([run.path.name, *options, run.seed, status, shown(returns(run)[0]), ended])
     names = ("run", *keys, "seed", "status", "return", "how it ended")
     return ["<h2>Runs</h2>", page.table(names, rows, left=(0, *range(1, len(keys) + 1), len(keys) + 5))]
-
-
-def without_run(places: list[Path], seen: set[Path]) -> list[list[str]]:
-    """Name, status and the reason's last line for each job that ended before it had a run directory.
-
-    seen: the directories of the runs that are shown. Jobs of two sweeps may have one name."""
-    from rlrun.experiments.runs import outcomes
-
-    return [
-        [name, status.lower(), (reason.strip().splitlines() or [""])[-1][:160]]
-        for place in places
-        for name, status, reason in outcomes(place)
-        if (place / name).resolve() not in seen
-    ]
-
-
-def counted(members) -> str:
-    """The number of seeds, such as "3", or "4 runs of 3" where seeds repeat, and how many runs do not count."""
-    from rlrun.experiments.runs import DONE, whole
-
-    counts = whole(members)
-    seeds = len({run.seed for run in counts})
-    said = str(seeds) if seeds == len(counts) else f"{len(counts)} runs of {seeds}"
-    if len(counts) < len(members):
-        left = len(members) - len(counts)
-        return f"{said}; {left} unfinished run{'s do' if left > 1 else ' does'} not count"
-    return said if members[0].status in DONE else f"{said}, unfinished"
-
-
-def standing(group) -> float:
-    """The mean of a setting's last returns, or minus infinity where no game has ended, so that it sorts last."""
-    mean = _mean(last_returns(group[1]))
-    return float("-inf") if mean is None else mean
-
-
-def last_returns(members) -> list[float]:
-    """The last mean returns of those of a setting's runs that came to their end, or of all if none has."""
-    from rlrun.experiments.runs import whole
-
-    return [float(score) for score in (returns(run)[0] for run in whole(members)) if score is not None]
-
-
-def _mean(values) -> float | None:
-    known = [float(value) for value in values if value is not None]
-    return sum(known) / len(known) if known else None
 
 
 def typed(command: str) -> str:

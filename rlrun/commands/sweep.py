@@ -411,6 +411,8 @@ def work(folder: Path, flags: dict[str, Any]) -> int:
         (folder / "outcomes.json").write_text(json.dumps([told(outcome) for outcome in outcomes], indent=1) + "\n")
     if record.search is not None and supply.best() is not None:
         print(supply.best(), flush=True)
+    if record.search is None or record.search["kind"] != "pbt":  # members of a population change their settings
+        show_settings(folder)
     if not outcomes:
         raise UserError(f"none of the {count} runs could start; the reasons are above")
     unfinished = [outcome for outcome in outcomes if outcome.status not in (*DONE, "PRUNED")]
@@ -423,6 +425,20 @@ def work(folder: Path, flags: dict[str, Any]) -> int:
     if left:
         print(f"{resume_words(folder, flags)} goes on with {len(left)} of {len(outcomes)} jobs", flush=True)
     return 1 if unfinished else 0
+
+
+def show_settings(folder: Path) -> None:
+    """Prints what each setting reached over its seeds, where a setting has several."""
+    from rlrun.experiments.runs import find
+    from rlrun.experiments.settings import settings_of, settings_text
+
+    try:
+        found = settings_of(find([str(folder)]))
+    except UserError:  # no job became a run that can be read; the table above says so
+        return
+    if any(len(one.scores) > 1 for one in found):
+        said = f"rlrun compare {shlex.quote(str(folder))} says what these numbers are"
+        print(f"\n{settings_text(found)}\n{said}", flush=True)
 
 
 def show_what_is_left(record: Any, folder: Path, before: Sequence[Any]) -> None:

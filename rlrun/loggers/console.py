@@ -39,6 +39,15 @@ def duration(seconds: float) -> str:
     return f"{seconds // 60}m{seconds % 60:02d}s" if seconds >= 60 else f"{seconds}s"
 
 
+def number(value: float | None) -> str:
+    """A number with the digits that matter, such as 2,071, 18.4, 0.94 or 50; empty for None."""
+    if value is None:
+        return ""
+    if float(value).is_integer():
+        return f"{value:,.0f}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
 def say(text: str) -> None:
     """Prints a line about a run below its name. On a terminal, lines that are too long for it end between words."""
     if sys.stdout.isatty():

@@ -26,7 +26,8 @@ def described(plan: Plan) -> str:
                 "fragments",
                 (
                     f"{counted(plan.fragment_rows, 'row')} x {counted(plan.fragment_columns, 'column')},"
-                    f" {plan.fragment_bytes / 1e6:.2f} MB each; {plan.fragments_per_producer} for each producer"
+                    f" {plan.fragment_bytes / 1e6:.2f} MB each;"
+                    f" {plan.fragments_per_producer} for each {_producer(plan)}"
                 ),
             )
         )
@@ -55,7 +56,31 @@ def _batch(plan: Plan) -> str:
     if needs.tasks is not None:
         rounds = f", in {needs.tasks.rounds} rounds of {needs.tasks.count} tasks"
     size = f"{counted(needs.columns, 'column')} x {counted(needs.rows, 'row')}"
+    if needs.replay is not None:
+        size, each = _drawn(plan), f", {columns:,} for each of {learners} learners" if learners > 1 else ""
     return f"an update learns from {size}{each}{rounds}{_pace(plan)}"
+
+
+def _drawn(plan: Plan) -> str:
+    """What an update draws from a replay: rows, transitions over several rows (n_step), or sequences."""
+    needs, asked = plan.needs, plan.needs.replay
+    assert asked is not None
+    where = "recorded data" if plan.config.runner.name == "offline" else "the replay"
+    many, rows = f"{needs.columns:,}", needs.rows
+    if asked.sequences or asked.rows_learnt > 1:
+        burn_in = rows - asked.rows_learnt if asked.sequences else 0
+        warm = f" (the first {burn_in:,} only update memories)" if burn_in > 0 else ""
+        return f"{counted(needs.columns, 'sequence')} of {counted(rows, 'row')}{warm} that are drawn from {where}"
+    if rows == 1:
+        return f"{counted(needs.columns, 'row')} that {'is' if needs.columns == 1 else 'are'} drawn from {where}"
+    length = f"{asked.rows_from} to {rows}" if asked.rows_from < rows else f"{rows}"
+    return f"{many} transitions of {length} rows that are drawn from {where}"
+
+
+def _producer(plan: Plan) -> str:
+    """Who fills fragments: with batched inference a group of environments, and with serial the learner itself."""
+    made = plan.resources
+    return "group" if made.groups > 1 else "learner" if made.inference == "serial" else "sampler"
 
 
 def _pace(plan: Plan) -> str:

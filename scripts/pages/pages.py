@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from rlrun.commands.list import docstring  # noqa: E402
 from rlrun.config.paths import inner_algorithm, options, runner_of  # noqa: E402
+from rlrun.config.texts import options_of  # noqa: E402
 from rlrun.core.errors import UserError  # noqa: E402
 from rlrun.machine.machine import Machine  # noqa: E402
 
@@ -552,61 +553,71 @@ def every_option() -> str:
     groups = {path.relative_to(ROOT / "conf").parts[0] for path in (ROOT / "conf").rglob("*.yaml") if path.parent.name != "conf"}
     for file in [ROOT / "conf" / "train.yaml", *(f for g in sorted(groups) for f in sorted((ROOT / "conf" / g).rglob("*.yaml")))]:
         name = file.relative_to(ROOT / "conf").with_suffix("").as_posix()
-        rows = list(_options(file.read_text()))
-        if rows and not name.startswith("benchmark/"):  # tables are chosen by name, and their options are not typed
-            parts.append(f"## {name}\n\n{table(('option', 'default', 'what it does'), rows)}")
+        rows = [(f"`{key}`", default and f"`{default}`", comment) for key, default, comment in options_of(file.read_text())]
+        if name.startswith("benchmark/"):  # tables are chosen by name, and their options are not typed
+            continue
+        said = _inherited(name, bool(rows))
+        if rows or said:
+            parts.append(f"## {name}\n\n{said}{table(('option', 'default', 'what it does'), rows) if rows else ''}")
     return f"""{MADE}
 # Every option
 
 Groups are chosen by `algo=NAME`, `env=NAME`, `runner=NAME`, `replay=NAME`, `model=NAME`, `resources=NAME` and
 `logger=NAME`. Their options are written with the group in front: `algo.lr=1e-3`. Options under `acting`, `bandit`,
 `evolution`, `off_policy` and `q_learning` belong to algorithms: `algo.num_envs=8`. Those under `optimizer` are
-`algo.optimizer.NAME`, and those under `model/output` are `model.NAME`. A file that names another one under
-`defaults` has the other's options too. `rlrun explain NAME` shows all options of one algorithm together. An option that is
-a number or a schedule takes each of [these forms](commands.md#numbers-and-schedules).
+`algo.optimizer.NAME`, and those under `model/output` are `model.NAME`. Where a section has the options of another one
+too and both list an option, the default in the section itself counts. `rlrun explain NAME` shows all options of one
+algorithm together. An option that is a number or a schedule takes each of
+[these forms](commands.md#numbers-and-schedules).
 
 {chr(10).join(parts)}"""
 
 
-def _options(text: str) -> Iterator[tuple[str, str, str]]:
-    """Yields (option, default, comment) of a file of options. A comment stands above its option or behind it."""
-    above: list[str] = []
-    inside: list[tuple[int, str]] = []
-    skipped = False
-    for line in text.splitlines():
-        if not line.strip():
-            above = []
-        elif line.lstrip().startswith("#"):
-            above.append(line.strip().lstrip("# "))
-        elif option := re.match(r"( *)([A-Za-z_][\w-]*):(?: +(.*?))?(?: +# (.*))?$", line):
-            depth = len(option[1])
-            skipped = option[2] in ("defaults", "hydra", "by_observation", "auto_images") if not depth else skipped
-            inside = [part for part in inside if part[0] < depth]
-            name = ".".join([*(part[1] for part in inside), option[2]])
-            inside.append((depth, option[2]))
-            comment = _joined(" ".join(above), option[4] or "")
-            above = []
-            if not skipped and (option[3] or comment):
-                yield f"`{name}`", f"`{option[3]}`" if option[3] else "", comment
+def _inherited(file: str, has_own: bool) -> str:
+    """A paragraph with links to the sections whose options a file of conf/ has too; empty where there are none."""
+    also, inner = dict.fromkeys(_sources(file)), _inner(file)
+    linked = _listed([_link(name) for name in also]) if also else ""
+    said = f"It also has the options of {linked}.\n" if has_own else f"It has the options of {linked}, and none of its own.\n"
+    said = said if also else ""
+    if inner:
+        said += f"The algorithm inside is {_link(f'algo/{inner}')} by default; its options are `algo.inner.NAME`.\n"
+    return said and f"{said}\n"
 
 
-# How the meaning of an option begins where it stands behind the option, and only a remark stands above.
-MEANING = re.compile(r"(rows (per|learnt|that)|updates between|env steps before|weight of|learning rate|wrappers of|added to) ?")
+def _inner(file: str) -> str | None:
+    group, _, name = file.partition("/")
+    return inner_algorithm(name) if group == "algo" else None
 
 
-def _joined(above: str, behind: str) -> str:
-    """The comments above and behind an option, with its meaning first, then its values, its unit or another name of it."""
-    if not above or not behind:
-        return above or behind
-    if MEANING.match(behind):
-        return f"{behind[0].upper()}{behind[1:]}. {above}"
-    if behind.startswith(("RLlib", "run.")):
-        return f"{above} ({behind})"
-    if behind.startswith("must "):
-        return f"{above} It {behind}."
-    if re.fullmatch(r"\w+", behind) and behind in above.lower():
-        return above
-    return f"{above} {behind}." if re.match(r"\S+: |env\.", behind) else f"{above} Value: {behind}."
+def _sources(file: str) -> Iterator[str]:
+    """The files of conf/ whose options a file has as its own, by its defaults list, the nearest first.
+
+    Choices of other groups (override /replay@_global_.replay) and the algorithm inside another one are left out."""
+    if file == "train":  # its defaults list chooses the groups
+        return
+    group = file.rpartition("/")[0]
+    lines = (yaml.safe_load((ROOT / "conf" / f"{file}.yaml").read_text()) or {}).get("defaults", [])
+    replaced = {key.split()[1] for line in lines if isinstance(line, dict) for key in line if key.startswith("override ")}
+    found = []
+    for line in lines:
+        for key, value in ({"": line} if isinstance(line, str) else line).items():
+            name = key.removeprefix("override ").partition("@")[0]
+            if value != "_self_" and not key.startswith(("override /", "/algo@inner")):
+                found.append(f"{name[1:]}/{value}" if name.startswith("/") else "/".join(filter(None, (group, name, value))))
+    for source in found:
+        if list(options_of((ROOT / "conf" / f"{source}.yaml").read_text())):
+            yield source
+        # A choice that this file replaces, such as model/memory/none, is not its own.
+        gone = [f"{group}/{name}/" for name in replaced if not source.startswith(f"{group}/{name}/")]
+        yield from (one for one in _sources(source) if not one.startswith(tuple(gone)))
+
+
+def _link(file: str) -> str:
+    return f"[{file}](#{file.replace('/', '')})"
+
+
+def _listed(words: list[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 # -- all ---------------------------------------------------------------------------------------------------------------

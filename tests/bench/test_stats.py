@@ -14,6 +14,9 @@ from rlrun.bench.stats import (
     optimality_gap,
     probability_of_improvement,
     stratified_bootstrap,
+    student_interval,
+    t95,
+    welch_interval,
 )
 
 SCORES = np.array([[0.0, 1.0, 2.0], [4.0, 3.0, 8.0]])  # [2 runs, 3 games]
@@ -67,6 +70,29 @@ def test_bootstrap_draws_within_games_and_covers():
         interval = stratified_bootstrap(drawn, mean, np.random.default_rng(seed + 1), 300)
         hits += interval.low <= 0 <= interval.high
     assert hits >= 50  # 57 are expected
+
+
+def test_intervals_of_students_t_by_hand():
+    """The values 1 to 5 have the variance 2.5; their mean has sqrt(2.5 / 5), and t with 4 degrees of freedom is 2.776."""
+    interval = student_interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert interval.value == 3.0 and interval.low == pytest.approx(3 - 2.776 * 0.5**0.5) and interval.high == pytest.approx(4.96293, abs=1e-4)
+    assert student_interval([7.0] * 5) == (7.0, 7.0, 7.0)
+    # The second has four times the first one's variance: (0.5 + 2)^2 / (0.5^2 / 4 + 2^2 / 4) = 5.882 degrees of freedom,
+    # between t = 2.571 with 5 and 2.447 with 6.
+    moved = welch_interval([1.0, 2.0, 3.0, 4.0, 5.0], [12.0, 14.0, 16.0, 18.0, 20.0])
+    t = 2.571 + 0.882353 * (2.447 - 2.571)
+    assert moved.value == -13.0 and (moved.low, moved.high) == pytest.approx((-13 - t * 2.5**0.5, -13 + t * 2.5**0.5), abs=1e-5)
+    assert welch_interval([1.0] * 5, [3.0] * 6) == (-2.0, -2.0, -2.0)
+
+
+def test_intervals_are_scipys():
+    stats = pytest.importorskip("scipy.stats")
+    for count in (2, 5, 6.3, 21, 22, 40, 1000):
+        assert t95(count) == pytest.approx(stats.t.ppf(0.975, count - 1), rel=0.004)
+    rng = np.random.default_rng(2)
+    x, y = rng.normal(0, 1, 5), rng.normal(1, 3, 8)
+    theirs = stats.ttest_ind(x, y, equal_var=False).confidence_interval(0.95)
+    assert welch_interval(x, y)[1:] == pytest.approx((theirs.low, theirs.high), rel=0.005)
 
 
 def test_human_normalised_scores():

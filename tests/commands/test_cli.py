@@ -359,7 +359,8 @@ def test_explain_knows_every_group(name, said, capsys):
 
 def test_an_environment_is_explained_with_its_options(capsys):
     assert cli._dispatch(["explain", "env=MultiAgentCartPole-v0", "env.kwargs={num_agents:3}"]) == 0
-    assert "3: agent_0, agent_1, agent_2" in " ".join(capsys.readouterr().out.split())
+    said = capsys.readouterr().out
+    assert "3: agent_0, agent_1, agent_2" in " ".join(said.split()) and "\nname: MultiAgentCartPole-v0\n" in said
 
 
 def test_every_section_of_the_config_can_be_explained(capsys):

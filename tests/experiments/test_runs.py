@@ -220,14 +220,16 @@ def test_a_commit_has_changes_where_tracked_files_or_sources_differ(tmp_path, mo
         (["plot", "--out", "a.png"], "plot needs run directories"),
         (["plot", "RUNS", "--metrics", "x"], "There is no flag --metrics here. Did you mean --metric"),
         (["plot", "RUNS", "--out", "/nowhere/a.png"], "cannot be written"),
-        (["compare", "RUNS"], "compare takes two run directories"),
+        (["compare", "RUNS/a2c"], "compare takes two run directories, or the directory of one sweep"),
+        (["compare", "RUNS/a2c", "RUNS/a2c", "RUNS/a2c"], "compare takes two run directories"),
+        (["compare", "NOWHERE"], "NOWHERE contains no run"),
         (["compare", "RUNS", "RUNS"], "is not a run directory"),
         (["report", "RUNS", "--out", "a.pdf"], "the name must end with .html"),
         (["report"], None),
     ],
 )
 def test_bad_words(words, said, runs):
-    words = [str(runs) if word == "RUNS" else word for word in words]
+    words = [word.replace("RUNS", str(runs)) for word in words]
     if said is None:
         assert _dispatch(words) == 2
         return

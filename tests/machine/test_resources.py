@@ -246,3 +246,21 @@ def test_every_plan_can_be_printed_and_sent(typed, algo):
     said = described(made)
     assert all(word in said for word in ("algorithm", "samplers", made.resources.why[0])) and len(said.splitlines()) > 7
     assert described(pickle.loads(pickle.dumps(made))) == said, "it goes to learners in other processes"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("algo=dqn",), "dqn; an update learns from 32 rows that are drawn from the replay; an update every 4 env steps\n"),
+        (("algo=apex",), "apex around dqn; an update learns from 512 transitions of 3 rows that are drawn from the replay;"),
+        (("algo=dqn", "algo.n_step=[1,3]"), "32 transitions of 1 to 3 rows that are drawn from the replay"),
+        (("algo=r2d2",), "32 sequences of 40 rows (the first 20 only update memories) that are drawn from the replay"),
+        (("algo=dqn", "resources.num_learners=2"), "32 rows that are drawn from the replay, 16 for each of 2 learners;"),
+        (("algo=dqn",), "for each sampler"),
+        (("algo=ppo", "resources.inference=serial"), "for each learner"),
+        (("algo=ppo", "resources.inference=batched"), "for each group"),
+        (("algo=ppo",), "ppo; an update learns from 2 columns x 768 rows\n"),
+    ],
+)
+def test_a_plan_says_what_an_update_learns_from(typed, words, said):
+    assert said in described(plan(typed(*words, "env=CartPole-v1", "logger=[]"), machine(4, 1e-3)))

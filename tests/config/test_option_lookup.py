@@ -1,0 +1,52 @@
+"""`rlrun explain` finds options by their names."""
+
+import pytest
+
+from rlrun.cli import _dispatch
+from rlrun.config.option_lookup import LINES, find_option, last_names, said_of
+from rlrun.core.errors import UserError
+
+
+def test_an_option_is_found_with_its_owners_defaults_and_comments(capsys):
+    assert _dispatch(["explain", "clip"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("algo.clip=<value>\n  clip range of the ratio, eq. 7")
+    assert "    default auto: ddppo, ppo\n" in said and "    default 0.3: maml\n    default 0.5: mbmpo\n" in said
+    assert said.count("algo.clip=<value>") == 1 and "algo.inner.<option>" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "default", "owner"),
+    [
+        ("learning_starts", "algo.learning_starts", "100", "sac"),  # from off_policy/actor_critic
+        ("learning_starts", "algo.learning_starts", "1088", "dreamerv3"),
+        ("algo.lr", "algo.lr", "4.0e-3", "pg"),
+        ("eval.every", "eval.every", "null", ""),
+        ("exploration.epsilon", "algo.exploration.epsilon", "1.0 to 0.02 over 10000", "dqn"),
+        ("kind", "algo.optimizer.kind", "rmsprop", "qmix"),  # given in its own file, in place of conf/optimizer's
+        ("epsilon", "algo.optimizer.epsilon", "auto", "a2c"),
+        ("frame_skip", "env.frame_skip", "4", "Atari games"),
+        ("kind", "model.memory.kind", "gru", "model/memory=gru"),
+        ("capacity", "replay.capacity", "auto", "replay=prioritized"),  # inherited
+        ("uri", "logger.mlflow.uri", "null", "logger=mlflow"),
+    ],
+)
+def test_options_have_the_default_that_a_run_has(name, key, default, owner):
+    found = [one for one in find_option(name) if (one.key, one.owner) == (key, owner)]
+    assert [one.default for one in found] == [default] and found[0].comment
+
+
+def test_parts_of_words_are_no_options():
+    assert find_option("starts") == [] and find_option("go.lr") == [] and find_option("") == []
+
+
+def test_what_is_said_of_any_option_fits_on_a_screen():
+    for name in last_names():
+        lines = said_of(find_option(name)).splitlines()
+        assert len(lines) <= LINES + 12 and max(map(len, lines)) <= 120, name
+    assert "There are also " in said_of(find_option("hidden"))
+
+
+def test_a_name_that_is_none_is_a_sentence():
+    with pytest.raises(UserError, match=r"no option 'learning_start'\. Did you mean learning_starts"):
+        _dispatch(["explain", "learning_start"])
