@@ -123,6 +123,7 @@ def evaluate(
     seed: int = 0,
     opponent: str | None = None,
     env: str | None = None,
+    max_episode_steps: int | None = None,
     quiet: bool = True,
     trust: bool = False,
 ) -> Row:
@@ -134,7 +135,8 @@ def evaluate(
 
     The result has return_mean, return_mean_95 (the mean's 95% interval), return_std, return_min, return_max, returns,
     episode_length_mean, episodes, env, run_dir and checkpoint_env_steps; with an opponent also won, drawn, lost and
-    points; of several players, players and points. Raises UserError if an argument is wrong, and EnvError if the
+    points; of several players, players and points; with max_episode_steps also cut_games, the number of games whose
+    returns are not those of full games. Raises UserError if an argument is wrong, and EnvError if the
     environment fails."""
     from rlrun.commands import evaluate as command
     from rlrun.config.signature import signed
@@ -143,10 +145,11 @@ def evaluate(
     from rlrun.core.plugins import allow, only_installed
     from rlrun.runtime.trained import Trained, load
 
-    given = {"episodes": episodes, "checkpoint": checkpoint, "greedy": greedy, "seed": seed}
+    given: dict[str, Any] = {"episodes": episodes, "checkpoint": checkpoint, "greedy": greedy, "seed": seed}
     opponent = unwrapped(opponent)
     opponent = at_home(opponent) if isinstance(opponent, str) else opponent
-    options = typed(command.EvaluateOptions, unwrapped({**given, "opponent": opponent, "env": env}))
+    given |= {"opponent": opponent, "env": env, "max_episode_steps": max_episode_steps}
+    options = typed(command.EvaluateOptions, unwrapped(given))
     with _one_thread():
         if isinstance(run, list | tuple):
             names = [at_home(os.fspath(one)) for one in run]

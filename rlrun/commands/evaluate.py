@@ -1,10 +1,14 @@
 """rlrun evaluate RUN_DIR [episodes=10 checkpoint=last|best|<env steps> greedy=true seed=0 opponent=PLAYER env=NAME]
-               [--json]
-rlrun evaluate RUN_DIR PLAYER [PLAYER ...] [episodes=10 checkpoint=last|best|<env steps> greedy=true seed=0] [--json]
+               [max_episode_steps=N] [--json]
+rlrun evaluate RUN_DIR PLAYER [PLAYER ...] [episodes=10 checkpoint=last|best|<env steps> greedy=true seed=0]
+               [max_episode_steps=N] [--json]
 
 Plays full games with seeds that training never used. A lost life does not end a game, and rewards are not clipped.
 Where there are several agents, the mean return of each is shown too. A run that learnt from data alone is played where
 this machine has an environment with the name and the spaces of that of the data; env=NAME names another one.
+
+A policy may play a game for ever where nothing limits its length. max_episode_steps=N cuts games after N steps. The
+result says how many were cut, because their returns are not those of full games.
 
 With opponent, the run plays every agent in turn, in as many episodes each, against a player who plays all others:
 random, the directory of another run, or package.module:Name, a subclass of rlrun.Exploration. Returns are then those of
@@ -29,6 +33,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -40,6 +45,7 @@ from rlrun.core.ranges import Count, NotNegative
 
 if TYPE_CHECKING:
     from rlrun.runtime.trained import Trained
+    from rlrun.samplers.evaluator import FullGame
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +62,11 @@ class PlayOptions:
 @dataclass(frozen=True, kw_only=True)
 class EvaluateOptions(PlayOptions):
     opponent: str | None
+    max_episode_steps: Annotated[int, Count] | None  # after which games are cut; None: the environment's limit holds
 
 
 DEFAULTS = {"checkpoint": "last", "greedy": True, "seed": 0, "env": None}
-OPTIONS = ("episodes", "checkpoint", "greedy", "seed", "env", "opponent")
+OPTIONS = ("episodes", "checkpoint", "greedy", "seed", "env", "opponent", "max_episode_steps")
 OUTCOMES = ("won", "drawn", "lost")
 
 
@@ -86,11 +93,12 @@ def main(words: list[str]) -> int:
     given = parse_assignments(rest)
     other = next((key for key in given if key.startswith("env.")), None)
     if other is not None:
+        cut = "; max_episode_steps=N cuts games after N steps" if other == "env.max_episode_steps" else ""
         raise UserError(
-            f"{other}: a run is played in its own environment; rlrun train --from-run RUN_DIR {other}=... trains in"
-            " another one"
+            f"{other}: a run is played in its own environment{cut}; rlrun train --from-run RUN_DIR {other}=... trains"
+            " in another one"
         )
-    options = typed(EvaluateOptions, DEFAULTS | {"episodes": 10, "opponent": None} | given)
+    options = typed(EvaluateOptions, DEFAULTS | {"episodes": 10, "opponent": None, "max_episode_steps": None} | given)
     if len(names) > 1 and options.opponent is not None:
         raise UserError("opponent is for one run; several players play each other")
 
@@ -139,12 +147,15 @@ def played(trained: Trained, options: EvaluateOptions, trusted: bool) -> dict[st
     from rlrun.core.seeding import Seeds
     from rlrun.envs.registry import Factory
     from rlrun.runtime.opponents import Competitor, inputs_of, matches, opponents, outcomes
-    from rlrun.runtime.played_env import in_environment
-    from rlrun.samplers.evaluator import Evaluator, FullGame, together
+    from rlrun.runtime.played_env import cut_after, in_environment
+    from rlrun.samplers.evaluator import Evaluator, together
 
     trained = in_environment(trained, options.env)
     if trained.config.algorithm.needs(trained.config.algo).tasks is not None and options.opponent is None:
+        if options.max_episode_steps is not None:
+            raise UserError("max_episode_steps: games of a run that adapts to tasks are as long as in training")
         return adapting(trained, options)
+    trained = cut_after(trained, options.max_episode_steps)
     seeds = Seeds(options.seed)
     mode: Mode = "greedy" if options.greedy else "explore"
     others: list[Competitor] = [] if options.opponent is None else opponents(trained, options.opponent, trusted)
@@ -186,6 +197,7 @@ def played(trained: Trained, options: EvaluateOptions, trusted: bool) -> dict[st
         "greedy": options.greedy,
         "seed": options.seed,
         "returns": returns,
+        **cut_games(games, options),
     }
     agents = trained.spec.agents
     if agents is not None and not others:
@@ -205,12 +217,14 @@ def show(result: dict[str, Any]) -> None:
     if result.get("opponent") is not None:
         told = f", against {result['opponent']}: " + ", ".join(f"{result[word]:.1%} {word}" for word in OUTCOMES)
     mean = result["return_mean"]
+    full = "" if result.get("cut_games") else " full"
     print(
         f"{result['env']} at {result['checkpoint_env_steps']:,} env steps: return"
-        f" {mean:.2f}{'' if around is None else f' +- {around[1] - mean:.2f} (95%)'} over {len(returns)} full"
+        f" {mean:.2f}{'' if around is None else f' +- {around[1] - mean:.2f} (95%)'} over {len(returns)}{full}"
         f" game{'s' * (len(returns) > 1)}, {min(returns):g} to {max(returns):g},"
         f" {'greedy' if result['greedy'] else 'sampled'}{told}"
     )
+    show_cut(result)
     if len(result.get("agents", ())) > 1:
         print("  " + ", ".join(f"{name} {ret:.2f}" for name, ret in result["agents"].items()))
     if "snapshots" in result:
@@ -221,6 +235,25 @@ def show(result: dict[str, Any]) -> None:
             for one in result["snapshots"]
         ]
         print("\n" + text_table(rows, ("against", "points", *OUTCOMES, "games")))
+
+
+def cut_games(games: Sequence[FullGame], options: EvaluateOptions) -> dict[str, int]:
+    """What --json says of games that were cut: how many, and after how many steps. Empty if none is to be cut."""
+    limit = options.max_episode_steps
+    if limit is None:
+        return {}
+    # An environment may also break off games by itself, and sooner.
+    return {"max_episode_steps": limit, "cut_games": sum(game.truncated and game.length >= limit for game in games)}
+
+
+def show_cut(result: dict[str, Any]) -> None:
+    """Says of a result that it is not that of full games, if it is not."""
+    if count := result.get("cut_games"):
+        were = "was" if count == 1 else "were"
+        print(
+            f"  {count} of these games {were} cut after {result['max_episode_steps']:,} steps, so that this is not the"
+            " score of full games"
+        )
 
 
 def adapting(trained: Trained, options: EvaluateOptions) -> dict[str, Any]:
@@ -292,11 +325,11 @@ def tournament(names: list[str], options: EvaluateOptions, trusted: bool, said: 
     from rlrun.core.seeding import Seeds
     from rlrun.envs.registry import Factory
     from rlrun.runtime.opponents import inputs_of, play_pairs, players, seatings
-    from rlrun.runtime.played_env import in_environment
-    from rlrun.samplers.evaluator import Evaluator, FullGame, together
+    from rlrun.runtime.played_env import cut_after, in_environment
+    from rlrun.samplers.evaluator import Evaluator, together
 
     first, these = players(names, str(options.checkpoint), trusted)
-    first = in_environment(first, options.env)
+    first = cut_after(in_environment(first, options.env), options.max_episode_steps)
     seatings(these[0], these[1], options.episodes)  # refuses too few episodes
     pairs = len(these) * (len(these) - 1) // 2
     if said:
@@ -311,8 +344,12 @@ def tournament(names: list[str], options: EvaluateOptions, trusted: bool, said: 
     mode: Mode = "greedy" if options.greedy else "explore"
     evaluator = Evaluator(factory, together(first.spec, options.episodes), seeds)
 
+    played: list[FullGame] = []
+
     def play(policy: Policy, episodes: int, round_: int) -> list[FullGame]:
-        return evaluator.games(policy, episodes, mode, first.clock, round_)
+        made = evaluator.games(policy, episodes, mode, first.clock, round_)
+        played.extend(made)
+        return made
 
     try:
         results = play_pairs(these, options.episodes, play)
@@ -337,7 +374,8 @@ def tournament(names: list[str], options: EvaluateOptions, trusted: bool, said: 
     ]
     facts = {"env": first.spec.name, "episodes": options.episodes, "greedy": options.greedy, "seed": options.seed}
     counts = {word: results.counts[..., kind].astype(int).tolist() for kind, word in enumerate(OUTCOMES)}
-    return {**facts, "players": told, "points": points, **counts, "repeated_pairs": results.repeated}
+    repeated = {"repeated_pairs": results.repeated}
+    return {**facts, "players": told, "points": points, **counts, **repeated, **cut_games(played, options)}
 
 
 def show_tournament(result: dict[str, Any]) -> None:
@@ -361,6 +399,9 @@ def show_tournament(result: dict[str, Any]) -> None:
         f"{result['env']}, {'greedy' if result['greedy'] else 'sampled'}: points of a row in a game against a column\n"
     )
     print(text_table(rows, ("player", *(str(i + 1) for i in range(count)), "all", "Elo", "+- (95%)")))
+    if result.get("cut_games"):
+        print()
+        show_cut(result)
     if result["repeated_pairs"] and result["greedy"]:
         print(
             f"\nIn {result['repeated_pairs']} of {pairs} pair{'s' * (pairs > 1)}, all games in the same seats were"

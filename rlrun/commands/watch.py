@@ -30,6 +30,7 @@ from rlrun.commands.evaluate import DEFAULTS, PlayOptions
 from rlrun.config.types import parse_assignments, typed
 from rlrun.core.errors import RunFailed, UserError
 from rlrun.core.installing import install_line
+from rlrun.core.long_games import LongGames, warn
 from rlrun.core.open_loop import STEPS
 from rlrun.core.passwords import masked
 from rlrun.core.ranges import Count
@@ -46,6 +47,7 @@ class WatchOptions(PlayOptions):
 GIF_FRAMES = 600  # more frames would make a file of tens of megabytes
 GIF_IMAGINED = 150  # of frames with curves, which are larger
 GIF_RATE = 15  # a gif has about so many of the frames of a second
+UNKNOWN = "unknown: no game ended (max_steps=N plays up to N steps)"
 NOT_WRITTEN = "the film could not be written to its end: what ffmpeg printed above says why"
 
 
@@ -86,7 +88,7 @@ def main(words: list[str]) -> int:
                 returns = record(trained, options, film.show)
     except gymnasium.error.DependencyNotInstalled as error:
         raise UserError(f"{trained.spec.name} cannot be drawn: {error}") from None
-    print(f"{film.count} frames, return {', '.join(f'{r:g}' for r in returns) or 'unknown: no game ended'}\n{movie}")
+    print(f"{film.count} frames, return {', '.join(f'{r:g}' for r in returns) or UNKNOWN}\n{movie}")
     if options.gif:
         picture = folder / f"{name}.gif"
         with written_whole(picture) as part:
@@ -119,10 +121,10 @@ def in_window(path: Path, options: WatchOptions, trusted: bool) -> int:
         torch.set_num_threads(1)
         trained = in_environment(load(path, str(options.checkpoint), trusted), options.env)
         try:
-            returns = record(trained, options, window.show)
+            returns = record(trained, options, window.show, say=lambda text: None)  # the window shows that it goes on
         except gymnasium.error.DependencyNotInstalled as error:
             raise UserError(f"{trained.spec.name} cannot be drawn: {error}") from None
-    print(f"return {', '.join(f'{r:g}' for r in returns) or 'unknown: no game ended'}")
+    print(f"return {', '.join(f'{r:g}' for r in returns) or UNKNOWN}")
     return 0
 
 
@@ -163,10 +165,13 @@ def drawn_env(trained: Any, seeds: Any) -> DrawnEnv:
     return DrawnEnv(env, drawn.frame, None, float(getattr(shown, "metadata", {}).get("render_fps", rate)))
 
 
-def record(trained: Any, options: WatchOptions, show: Callable[[Any, float], bool]) -> list[float]:
+def record(
+    trained: Any, options: WatchOptions, show: Callable[[Any, float], bool], say: Callable[[str], None] = warn
+) -> list[float]:
     """Plays, and returns the returns of finished episodes.
 
-    show(frame [H, W, 3], frames per second) is given every frame, and returns whether more are wanted."""
+    show(frame [H, W, 3], frames per second) is given every frame, and returns whether more are wanted. say: is told of
+    games that go on for long."""
     import numpy as np
 
     from rlrun.core.env import paid
@@ -179,7 +184,10 @@ def record(trained: Any, options: WatchOptions, show: Callable[[Any, float], boo
         shown: Any = None if mirror is None else mirror.reset(0)
         is_first, total, reward = np.ones(env.count, dtype=bool), 0.0, np.zeros(env.count)
         trained.reset()
-        for _ in range(options.max_steps):
+        # The option that ends a film is another one than that of the environment.
+        long = LongGames(dataclasses.replace(trained.spec, limit_option=f"max_steps={options.max_steps}"), say)
+        begun = 0  # the step in which the game began
+        for count in range(options.max_steps):
             frame = shown["observation"][0, -1] if draw is None else draw()
             if np.ndim(frame) != 3:  # nothing, or text
                 raise UserError(f"{trained.spec.name} cannot be drawn: its render() returns no picture [H, W, 3]")
@@ -197,9 +205,11 @@ def record(trained: Any, options: WatchOptions, show: Callable[[Any, float], boo
             total += float(paid(env.spec, step)[env.spec.counts].sum())
             if is_first.all():
                 returns.append(total)
-                total = 0.0
+                total, begun = 0.0, count + 1
+                long.ended()
                 if len(returns) == options.episodes:
                     break
+            long.look("playing", count + 1 - begun)
     finally:
         env.close()
         if mirror is not None:

@@ -289,7 +289,7 @@ def make_game(cfg: AgentsConfig, render: bool = False) -> ParallelGame | TupleGa
             TurnsGame(made) if hasattr(made, "agent_selection") or hasattr(made, "agent_iter") else ParallelGame(made)
         )
     if isinstance(made, gymnasium.Env) and over_agents(made):
-        return TupleGame(made, _limit(made))
+        return TupleGame(made, own_limit(made))
     one = isinstance(made, gymnasium.Env)
     if not one:
         raise UserError(
@@ -365,7 +365,7 @@ def bases() -> tuple[type, ...]:
     return (gymnasium.Env, Together, ParallelEnv, AECEnv)
 
 
-def _limit(env: gymnasium.Env) -> int | None:
+def own_limit(env: gymnasium.Env) -> int | None:
     """The number of env steps after which an environment ends episodes by itself, if it tells."""
     for name in ("_max_episode_steps", "max_episode_steps", "max_steps"):
         value = getattr(env.unwrapped, name, None)

@@ -16,6 +16,8 @@ SHOWN = (
     ("sample/return_mean", "return, last {window}"),
     ("sample/return_max", "best return of these"),
     ("sample/episode_length_mean", "episode length"),
+    ("learn/elo", "Elo rating"),
+    ("learn/win_rate", "won against snapshots"),
     ("eval/return_mean", "evaluation"),
     ("learn/policy_loss", "policy loss"),
     ("learn/value_loss", "value loss"),
@@ -102,6 +104,10 @@ class Lines:
             parts.append("learning from data")
         elif row["sample/return_mean"] is None:
             parts.append("no finished episode yet")
+        elif row.get("learn/elo") is not None:  # of self-play, whose players' returns add up to 0
+            won = row.get("learn/win_rate")
+            against = "" if won is None else f"  won {won:.0%} against snapshots"
+            parts.append(f"Elo {row['learn/elo']:.0f}{against} ({row['sample/episodes']} episodes)")
         else:
             parts.append(f"return {row['sample/return_mean']:.2f} ({row['sample/episodes']} episodes)")
         for name, label in (

@@ -1,8 +1,9 @@
 """Notes that can be given before a run: on the scale of its observations, on its data, on what its checkpoints leave
-out, and on learning rates that have reached their end."""
+out, on games that may have no end, and on learning rates that have reached their end."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from typing import Any
@@ -10,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from rlrun.core.env import Rows
-from rlrun.core.errors import EnvError
+from rlrun.core.errors import FAILURES, EnvError
 from rlrun.core.health import LARGE_OBSERVATION
 from rlrun.core.pulse import STEP, doing
 from rlrun.core.schedule import Schedule
 from rlrun.core.specs import random_actions
 from rlrun.core.watchdog import watched
+from rlrun.envs.agent_games import AgentsConfig, own_limit
+from rlrun.envs.gym import SingleConfig, make_one
 from rlrun.families.bandits import BanditConfig
 from rlrun.models.world_model import OwnNetworks, WorldModelConfig
 from rlrun.runtime.plan import Plan
@@ -25,10 +28,40 @@ PROBE_STEPS, PROBE_SEC = 200, 0.5  # how long random actions are tried, at most
 
 def notes(plan: Plan) -> list[str]:
     """Returns the notes on a run, in whole sentences."""
-    found = [_on_observations(plan), *(plan.data.notes if plan.data is not None else [])]
+    found = [_on_observations(plan), _on_endless_games(plan), *(plan.data.notes if plan.data is not None else [])]
     if plan.replay is not None:
         found += plan.replay.notes(plan.config.run.env_steps)
     return [note for note in found if note]
+
+
+def _on_endless_games(plan: Plan) -> str | None:
+    """Evaluations play games to their ends, which a policy may never reach where nothing limits their length.
+
+    Games whose agents take turns, those with a simulator and rlrun's own of several agents end by their rules."""
+    cfg, spec = plan.config.env, plan.spec
+    if not plan.evaluates or spec.max_episode_steps is not None:
+        return None
+    by_rules = spec.game is not None or getattr(spec, "turns", False)
+    by_rules = by_rules or (isinstance(cfg, AgentsConfig) and ":" not in spec.name)
+    if by_rules or (isinstance(cfg, SingleConfig) and _limits_itself(cfg)):
+        return None
+    return (
+        f"rlrun knows of nothing that limits the length of a game of {spec.name}, and evaluations play games to their"
+        f" ends, however late these come; {spec.limit_option}=N is a limit"
+    )
+
+
+def _limits_itself(cfg: SingleConfig) -> bool:
+    """Whether an environment tells of a limit of its own, which it has not registered."""
+    try:
+        env = make_one(cfg)
+    except FAILURES:
+        return True  # the run itself reports it
+    try:
+        return own_limit(env) is not None
+    finally:
+        with contextlib.suppress(*FAILURES):  # it is the user's code
+            env.close()
 
 
 def ended_rates(cfg: Any, env_steps: int, path: str = "algo") -> list[str]:

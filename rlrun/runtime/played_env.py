@@ -1,4 +1,5 @@
-"""The environment in which a trained policy can be played: evaluate, watch, record and estimate ask for it."""
+"""The environment in which a trained policy can be played: evaluate, watch, record and estimate ask for it. Games can
+be cut."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ from rlrun.config.types import plain
 from rlrun.core.errors import Notice, UserError
 from rlrun.core.games import STATE as GAME_STATE
 from rlrun.core.specs import EnvSpec
+from rlrun.envs.agent_games import AgentsConfig
+from rlrun.envs.atari import AtariConfig
 from rlrun.envs.joint import STATE
 from rlrun.envs.names import names
 from rlrun.envs.recorded import RecordedConfig, taken_options
@@ -95,5 +98,25 @@ def in_environment(trained: Trained, name: str | None = None) -> Trained:
     cfg, spec = found
     if cfg is trained.config.env:
         return trained
+    config = replace(trained.config, env=cfg)
+    return Trained(trained.run_dir, config, spec, trained.policy, trained.clock, trained.own)
+
+
+def cut_after(trained: Trained, steps: int | None) -> Trained:
+    """The same policy, whose games are cut after so many steps; None: they are played as far as the environment lets
+    them go. Raises UserError where that is impossible.
+
+    A limit that the environment has already, and that is not longer, stays."""
+    cfg, spec = trained.config.env, replace(trained.spec, limit_option="max_episode_steps")
+    if isinstance(cfg, AtariConfig):
+        if steps is not None:
+            raise UserError(f"max_episode_steps: games of {spec.name} have the limit with which the run was trained")
+        return trained
+    if steps is not None and (spec.max_episode_steps is None or steps < spec.max_episode_steps):
+        assert not isinstance(cfg, RecordedConfig)  # in_environment() has found another one
+        spec = replace(spec, max_episode_steps=steps)
+        cfg = replace(cfg, max_episode_steps=steps)
+        if isinstance(cfg, AgentsConfig):
+            cfg = replace(cfg, time_limit="truncation")  # what is cut is no end of the game
     config = replace(trained.config, env=cfg)
     return Trained(trained.run_dir, config, spec, trained.policy, trained.clock, trained.own)

@@ -12,6 +12,7 @@ import torch
 from rlrun.core.batch import Batch
 from rlrun.core.env import EnvFactory, Rows, paid
 from rlrun.core.errors import RunFailed
+from rlrun.core.long_games import LongGames, warn
 from rlrun.core.policy import Mode, Policy
 from rlrun.core.pulse import STEP, doing
 from rlrun.core.schedule import Clock
@@ -55,15 +56,20 @@ class FullGame(NamedTuple):
     length: int  # env steps
     each: np.ndarray  # the agents' own returns [N]
     discounted: float = math.nan  # as ret, with the discount that was asked for
+    truncated: bool = False  # whether it was broken off, as by a time limit, and did not come to an end of its own
 
 
 class Evaluator:
     """Plays on `envs` environments at once. Each one plays a fixed number of episodes, or of env steps, because
     otherwise short episodes would be counted more often."""
 
-    def __init__(self, make_env: EnvFactory, envs: int, seeds: Seeds, number: int = 0):
-        """number: that of this process among those that evaluate together. Each has seeds of its own."""
+    def __init__(
+        self, make_env: EnvFactory, envs: int, seeds: Seeds, number: int = 0, say: Callable[[str], None] = warn
+    ):
+        """number: that of this process among those that evaluate together. Each has seeds of its own. say: is told of
+        games that go on for long."""
         self.make_env, self.seeds, self.number = make_env, seeds, number
+        self.long = LongGames(make_env.spec, say)
         self.env = make_env(number, envs)
 
     def play(
@@ -108,6 +114,7 @@ class Evaluator:
         quota[: episodes % envs] += 1
         if env_steps is not None:
             quota = np.full(envs, -(-env_steps // envs))
+        at = f"evaluating at {clock.env_steps:,} env steps"
         counts = self.env.spec.counts
         counted = np.zeros(envs, dtype=np.int64)  # games or env steps
         device = next(policy.parameters(), torch.zeros(())).device  # players by rule have no parameters
@@ -117,7 +124,9 @@ class Evaluator:
         state: Batch = policy.initial_state(columns)
         returns, lengths, each = np.zeros(envs), np.zeros(envs, dtype=np.int64), np.zeros((envs, many))
         discounted, factor = np.zeros(envs), np.ones(envs)
+        truncated = np.zeros(envs, dtype=bool)  # by their last step in which an agent decided
         done: list[list[FullGame]] = [[] for _ in range(envs)]
+        self.long.ended()
         with torch.inference_mode():
             while not stop() and (counted < quota).any():
                 act = policy.act(
@@ -132,6 +141,8 @@ class Evaluator:
                 each += step.reward if spec.joint else reward
                 lived = step.valid.reshape(envs, agents).any(1)
                 lengths += lived
+                broken_off = (step.truncated & ~step.terminated).reshape(envs, agents).any(1)
+                truncated = np.where(lived, broken_off, truncated)
                 check_end(spec, lengths[counted < quota], "a score is the return of a whole episode")
                 discounted += factor * reward[:, counts].sum(1)
                 factor[lived] *= discount
@@ -143,11 +154,14 @@ class Evaluator:
                                 int(lengths[number]),
                                 each[number].copy(),
                                 float(discounted[number]),
+                                bool(truncated[number]),
                             )
                         )
                         counted[number] += 1 if env_steps is None else lengths[number]
+                        self.long.ended()
                     returns[number], lengths[number], each[number] = 0.0, 0, 0.0
-                    discounted[number], factor[number] = 0.0, 1.0
+                    discounted[number], factor[number], truncated[number] = 0.0, 1.0, False
+                self.long.look(at, int(lengths[counted < quota].max(initial=0)))
         return [episode for games in done for episode in games]
 
     def close(self) -> None:

@@ -3,6 +3,7 @@
 trainer                                 eval-i
 begin(policy)     --- weights, pipe --> plays its part of the games
                   <-- "playing" ------  every PLAYING_SEC, so that it notices in a long game that the trainer has ended
+                  <-- Said -----------  what the user should know of a game that goes on for long
 result()          <-- Evaluated ------
 
 Each process writes its pulse (core/pulse.py), from which the trainer sees that an environment hangs.
@@ -15,11 +16,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlrun.core.env import EnvFactory, VectorEnv
 from rlrun.core.errors import RunFailed
 from rlrun.core.evaluation import Evaluated, Games, make_evaluation, own_numbers
+from rlrun.core.long_games import FIRST_SEC
+from rlrun.core.outputs import tell
 from rlrun.core.policy import Policy
 from rlrun.core.pulse import POLICY, STARTING, WAITING, Limits, Pulses, doing, watch
 from rlrun.core.restarts import PROCESS_REPEATS, Repeated, Restarts
@@ -31,6 +34,17 @@ from rlrun.dataflow.workers import Worker, Workers, at_end
 from rlrun.samplers.evaluator import TOGETHER, Evaluator, together
 
 PLAYING, PLAYING_SEC = "playing", 1.0
+
+
+class Said(NamedTuple):
+    """A note from a process that evaluates. The trainer prints it, whose live view other output would spoil."""
+
+    text: str
+
+
+def say(text: str) -> None:
+    """Prints a note below the name of the run."""
+    tell(f"  note: {text}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +70,8 @@ class EvaluationPlan:
 class Evaluating:
     """One process's part of every evaluation of a run."""
 
-    def __init__(self, plan: EvaluationPlan, number: int = 0):
-        self.plan, self.number = plan, number
+    def __init__(self, plan: EvaluationPlan, number: int = 0, say: Callable[[str], None] = say):
+        self.plan, self.number, self.say = plan, number, say
         self.episodes, self.env_steps = plan.part(number)
         self.own = None if plan.function is None else make_evaluation(plan.function)
         self.evaluator: Evaluator | None = None
@@ -69,7 +83,7 @@ class Evaluating:
             if self.evaluator is None:
                 envs = together(self.plan.make_env.spec, TOGETHER if env_steps is not None else episodes)
                 with self._starting():
-                    self.evaluator = Evaluator(self.plan.make_env, envs, self.plan.seeds, self.number)
+                    self.evaluator = Evaluator(self.plan.make_env, envs, self.plan.seeds, self.number, self.say)
             mode: Any = "greedy" if greedy else "explore"
             return self.evaluator.play(policy, episodes, mode, clock, round_, stop, env_steps)
 
@@ -105,8 +119,10 @@ class Evaluating:
 
 
 def evaluation_process(pipe: Connection, plan: EvaluationPlan, number: int, bus: WeightStore, pulses: Pulses) -> None:
-    """Receives numbers of evaluations and answers each with the number and Evaluated, until the pipe closes."""
-    policy, evaluate, seen = plan.make_policy(), Evaluating(plan, number), 0
+    """Receives numbers of evaluations and answers each with the number and Evaluated, until the pipe closes. Meanwhile
+    it sends PLAYING and Said."""
+    policy, seen = plan.make_policy(), 0
+    evaluate = Evaluating(plan, number, lambda text: pipe.send(Said(text)))
     at_end(evaluate.close)
     pulse = pulses.of(number)
     watch(pulse)
@@ -147,6 +163,7 @@ class EvaluationCrew:
         for number in range(plan.workers):
             self.pulses.begin(number)
         self.repeated = {name: Repeated(PROCESS_REPEATS) for name in self.names}
+        self.said = -FIRST_SEC  # when a note was printed last
         self.replaced_in: dict[str, int] = {}  # the evaluation in which a process was replaced last
 
     def begin(self, policy: Policy, clock: Clock, round_: int) -> None:
@@ -184,7 +201,12 @@ class EvaluationCrew:
     def result(self, timeout_sec: float = 0.0) -> Evaluated | None:
         messages, dead = self.workers.receive_from_survivors(timeout_sec)
         for worker, message in messages:
-            if message != PLAYING and message[0] == self.round:
+            if isinstance(message, Said):
+                # Processes whose games are alike send their notes at the same time, and one of them is enough.
+                if time.monotonic() - self.said >= FIRST_SEC / 2:
+                    say(message.text)
+                    self.said = time.monotonic()
+            elif message != PLAYING and message[0] == self.round:
                 self.parts[worker.name] = message[1]
         for worker, reason in dead:
             self._replace(worker, reason)

@@ -1,5 +1,6 @@
 """Logs are read back with the readers that people use, and failing loggers do not disturb a run."""
 
+import io
 import json
 import re
 import sys
@@ -7,15 +8,17 @@ import threading
 import time
 import urllib.request  # noqa: F401
 
+import psutil
 import pytest
 from conftest import SMALL, compose, small
+from rich.console import Console
 from terminal import RESIZE, shown
 from wired import checked
 
 from rlrun.cli import _dispatch
 from rlrun.config.run import type_config
 from rlrun.config.types import save_yaml
-from rlrun.loggers.console import End, Lines, console, duration, say
+from rlrun.loggers.console import End, Lines, Live, console, duration, say
 from rlrun.loggers.sinks import Sinks
 from rlrun.runtime import session
 from rlrun.runtime.rundir import RunDir
@@ -300,6 +303,21 @@ def test_lines_off_a_terminal(capsys):
     made.log(row)
     assert "500/1,000 steps" in (out := capsys.readouterr().out) and "no finished episode" in out and "left 5s" in out
     assert [duration(s) for s in (5, 65, 3725)] == ["5s", "1m05s", "1h02m"]
+
+
+def test_self_play_shows_its_rating_in_place_of_a_return_that_is_always_0(capsys):
+    row = {"env_steps": 500, "time_sec": 65.0, "sample/env_steps_per_sec": 100.0, "sample/return_mean": 0.0, "sample/episodes": 7}
+    for more in ({"learn/elo": 1234.4, "learn/win_rate": 0.625}, {"learn/elo": 1200.0}, {}):
+        Lines(End(1000)).log(row | more)
+    first, second, other = capsys.readouterr().out.splitlines()
+    assert "  Elo 1234  won 62% against snapshots (7 episodes)  " in first and "return" not in first
+    assert "  Elo 1200 (7 episodes)  " in second and "  return 0.00 (7 episodes)  " in other
+    live = object.__new__(Live)  # without a terminal
+    live.end, live.title, live.window, live.psutil = End(1000), "self_play", 100, psutil
+    screen = io.StringIO()
+    Console(file=screen, width=100).print(live._table(row | {"learn/elo": 1234.4, "learn/win_rate": 0.625}))
+    assert "Elo rating" in screen.getvalue() and "1,234" in screen.getvalue()
+    assert "won against snapshots" in screen.getvalue() and "62%" in screen.getvalue()
 
 
 def test_a_time_limit_counts_where_it_ends_the_run_sooner():
