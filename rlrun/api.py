@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import signal
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -72,7 +73,13 @@ def train(
         from rlrun.cli import compose
         from rlrun.commands.train import train as command
 
-        return compose(words, lambda cfg, choices: command(cfg, choices, watch))
+        try:
+            return compose(words, lambda cfg, choices: command(cfg, choices, watch))
+        except UserError as error:
+            how = _in_python(str(error), algo, options)
+            if not how:
+                raise
+            raise UserError(f"{error}{how}") from None
 
     said = masked(shlex.join(["rlrun", "train", *words]))
     return _session(start, said, callback, quiet, _asked(words))
@@ -294,6 +301,15 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _in_python(error: str, algo: Any, options: Mapping[str, Any]) -> str:
+    """Returns how an option of the algorithm is given here, if an error says that an argument is one; '' for others."""
+    found = re.match(r"There is no option (\w+)\. .* is algo\.(\w+) here", error)
+    if found is None or found[1] not in options or not isinstance(algo, str):
+        return ""
+    value = options[found[1]]
+    return f' In Python: algo={{"name": "{algo}", "{found[2]}": {value!r}}} or overrides=["algo.{found[2]}={value}"].'
 
 
 def _run_dir(given: Any) -> Path:

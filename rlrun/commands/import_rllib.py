@@ -51,14 +51,15 @@ def main(words: list[str]) -> int:
     texts: dict[Path, str] = {}
     names = [one.name for one, _ in made]
     for (one, source), called in zip(made, renamed([one for one, _ in made]), strict=True):
-        text, one.name = one.text(source), called  # the file's head has RLlib's name
+        text = one.text(source, command(folder, one, called, flags["--trust"]))  # the file's head has RLlib's name
+        one.name = called
         place = folder / "tuned" / one.algo / f"{one.name}.yaml"
         if place in texts:
             raise UserError(
                 f"two experiments are called {one.name}, and both would be written to {place}: rename one of them"
             )
         texts[place] = text
-        if place.exists() and place.read_text() != texts[place] and not flags["--force"]:
+        if place.exists() and not same(place.read_text(), text) and not flags["--force"]:
             raise UserError(
                 f"{place} exists and differs from what would be written, so it may have been changed by hand (--force"
                 " overwrites it, --dir writes elsewhere)"
@@ -76,15 +77,29 @@ def main(words: list[str]) -> int:
             print("\n".join(told(one)))
         elif lost:
             print(f"  {lost} option{'s' * (lost > 1)} not mapped; without --quiet, they are listed")
-        command = f"--config-dir {shlex.quote(str(folder))} {shlex.quote(f'tuned={one.algo}/{one.name}')}"
-        trust = ["--trust"] if flags["--trust"] else []
-        command = " ".join([command, *(f"{option}=..." for option in one.asked), *one.place_words(), *trust])
-        print(f"  rlrun train {command}")
+        start = command(folder, one, one.name, flags["--trust"])
+        print(f"  rlrun train {start}")
         if one.grid:
-            print(f"  rlrun sweep {command} {' '.join(one.sweep())}")
+            print(f"  rlrun sweep {start} {' '.join(one.sweep())}")
     for reason in refused.values():
         print(f"left out: {reason}")
     return 1 if refused else 0
+
+
+def command(folder: Path, one: Imported, name: str, trusted: bool) -> str:
+    """Returns what follows `rlrun train` or `rlrun sweep`, quoted for a shell. name: that of the written file."""
+    words = ["--config-dir", shlex.quote(str(folder)), shlex.quote(f"tuned={one.algo}/{name}")]
+    words += [*(f"{option}=..." for option in one.asked), *one.place_words()]
+    return " ".join([*words, *["--trust"] * trusted])
+
+
+def same(before: str, text: str) -> bool:
+    """Tells whether two texts of a file are the same, but for the command of its grid, which names --dir as it was
+    given."""
+    from rlrun.rllib.yaml_files import GRID
+
+    texts = ([line for line in one.splitlines() if not line.startswith(GRID)] for one in (before, text))
+    return next(texts) == next(texts)
 
 
 def translated(files: list[str], env: str | None) -> tuple[list[tuple[Imported, str]], dict[str, str]]:
@@ -283,7 +298,9 @@ def starts(folder: Path, one: Imported, trusted: bool) -> None:
         asked = [f"{option}={exact(value)}" for option, value in {**one.asked, **one.places}.items()]
         compose(["--config-dir", str(folder.resolve()), f"tuned={one.algo}/{one.name}", *asked, *trust], job)
     except UserError as error:
-        raise UserError(f"{folder}/tuned/{one.algo}/{one.name}.yaml would not start: {error}") from None
+        place = folder / "tuned" / one.algo / f"{one.name}.yaml"
+        reason = str(error).removeprefix(f"{place.resolve()}: ")  # many reasons name the file themselves
+        raise UserError(f"{place} would not start: {reason}") from None
 
 
 def _has_data(one: Imported) -> bool:

@@ -16,6 +16,7 @@ from rlrun.core.errors import UserError
 from rlrun.dataflow.workers import cool, warm
 
 PLAN = "--plan"
+FEW_ROWS = 256  # of PPO's whole update; who asks for fewer may mean a minibatch
 # Words that say that this process starts no workers.
 NO_WORKERS = {"resources=debug", "resources=ray", "resources.inference=serial", "runner=offline"}
 
@@ -264,7 +265,8 @@ def given_twice(words: Sequence[str]) -> list[str]:
 
 def notes(choices: dict[str, Any], values: dict[str, Any]) -> list[str]:
     """Returns what is said about the choices of a composed config. Raises UserError as check_tuned() does."""
-    return [*check_tuned(choices, values), *tuned_for_game(choices, values), *sticky_by_name(choices, values)]
+    found = [*check_tuned(choices, values), *tuned_for_game(choices, values), *sticky_by_name(choices, values)]
+    return [*found, *small_batch(choices, values)]
 
 
 def check_tuned(choices: dict[str, Any], values: dict[str, Any]) -> list[str]:
@@ -304,6 +306,19 @@ def sticky_by_name(choices: dict[str, Any], values: dict[str, Any]) -> list[str]
     if env.get("family") != "atari" or not env["sticky_actions"] == sticky_actions(chosen) > 0:
         return []
     return [f"note: env.sticky_actions={env['sticky_actions']:g}, as in {chosen}; env={env['name']} has none"]
+
+
+def small_batch(choices: dict[str, Any], values: dict[str, Any]) -> list[str]:
+    """Returns a note if an update of PPO would learn from so few rows that its user may mean a minibatch, which is what
+    Stable-Baselines3 calls batch_size. Who gives both sizes knows the difference."""
+    algo = values["algo"]
+    rows, alone = algo.get("batch_size"), algo.get("minibatch_size") == "auto"
+    if choices.get("tuned") or algo["name"] != "ppo" or not alone or not isinstance(rows, int) or rows >= FEW_ROWS:
+        return []
+    return [
+        f"note: algo.batch_size={rows} is the rows of a whole update, which Stable-Baselines3 calls n_steps x n_envs;"
+        " its batch_size is algo.minibatch_size here"
+    ]
 
 
 def _tuned(tuned: str) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def check_defaults(defaults: Any, source: str, trusted: bool) -> None:
                     if "${" in text or ".." in text or any(c.isspace() for c in text):
                         raise UserError(f"{source}: `defaults` must name files of the same folder, not {text}")
                     if not trusted and ":" in text:
-                        check_installed(text.split(":")[0].split("/")[-1], f"{source}: defaults")
+                        check_installed(text.split(":")[0].split("/")[-1], source)
 
 
 def check_package(package: str | None, source: str) -> None:

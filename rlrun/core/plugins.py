@@ -170,8 +170,8 @@ def check_installed(module: str, where: str) -> None:
     """Raises UserError if a module belongs to no installed distribution."""
     if not installed(module.split(".")[0]):
         raise UserError(
-            f"{where} names the module {module}, which no installed package contains and which would be run;"
-            f" {TRUST} allows it, and so does installing its package"
+            f"{where}: {module} is not part of an installed package: add {TRUST} to use it in a file, or install its"
+            " package"
         )
 
 

@@ -268,10 +268,9 @@ def family_of(name: str, family: str | None = None, needed: bool = True) -> tupl
         raise UserError(f"env={name} is not a Gymnasium id; if it is an Atari game: {ATARI}")
     if re.fullmatch(r"\w+", name) and Path(f"{name}.py").is_file():
         raise UserError(f"env={name}: name a class of {name}.py too, as in env={name}:MyEnv")
-    raise UserError(
-        f"There is no env {name!r}.{closest(name, [*names(), *own_names()])} (rlrun list envs shows all; your own:"
-        " env=my_package:MyEnv-v0)"
-    )
+    dotted = re.fullmatch(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\.([A-Za-z_]\w*)", name)  # a class as Python prints it
+    near = f" Did you mean {dotted[1]}:{dotted[2]}?" if dotted else closest(name, [*names(), *own_names()])
+    raise UserError(f"There is no env {name!r}.{near} (rlrun list envs shows all; your own: env=my_package:MyEnv-v0)")
 
 
 def refuse_file(name: str) -> None:

@@ -73,8 +73,8 @@ class OffPolicyConfig:
             raise ValueError("n_step must be a number, at least 1, or a range [fewest, most]")
         if self.learning_starts < self.n_steps[1]:
             raise ValueError(
-                f"learning_starts {self.learning_starts} is below n_step {self.n_steps[1]}: there would be nothing to"
-                " learn from"
+                f"learning_starts {self.learning_starts} is below n_step {self.n_steps[1]}, and there would be nothing"
+                f" to learn from; the smallest that works is learning_starts={self.n_steps[1]}"
             )
 
 

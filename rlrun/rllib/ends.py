@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+from rlrun.core.schedule import Schedule
 from rlrun.rllib.algorithms import META
 from rlrun.rllib.evaluation import LOOK_EVERY, iteration, set_greedy
 from rlrun.rllib.meta import rows_of_iteration
@@ -12,7 +13,8 @@ from rlrun.rllib.team import told
 from rlrun.rllib.translation import Translation, first_of
 from rlrun.rllib.yaml_files import How, Line, flow, rounded
 
-FILES_END = 1.0e7  # env steps of a file that names no end; RLlib's Atari tables end there
+FILES_END = 1.0e7  # env steps of a file that names none; RLlib's Atari tables end there
+UNREACHED = 1.0e9  # env steps of a file that ends by its time or return, so that they do not end the run before
 MEANS = ("episode_reward_mean", "episode_return_mean")
 AGENT_STEPS = ("agent_timesteps_total", "num_agent_steps_sampled", "num_agent_steps_sampled_lifetime")
 STEPS = ("timesteps_total", "num_env_steps_sampled", "num_env_steps_sampled_lifetime", *AGENT_STEPS)
@@ -33,7 +35,7 @@ def ends(it: Translation) -> None:
     """Sets what ends the run, and what it is to reach.
 
     A file's `stop` ends it at the first of its marks, and pass_criteria say only what is expected. Where no mark of
-    `stop` has a counterpart, they end the run, because nothing else would."""
+    `stop` has a counterpart, they end the run, because nothing else would. env_steps is written in any case."""
     stops = {key: _mark(it, key, value) for key, value in it.stop.items()}
     passes = {key: _mark(it, key, value) for key, value in it.passes.items()}
     stopped, wanted = _first_of_each(stops), _first_of_each(passes)
@@ -50,11 +52,43 @@ def ends(it: Translation) -> None:
     for option in (RETURN, WALL):
         if option in ruling:
             it.made.values[option] = ruling[option]
-    why = "" if "env_steps" in ruling else "the file names no number of env steps; RLlib's Atari tables end there"
-    it.set("env_steps", rounded(ruling.get("env_steps", FILES_END)), why=why)
+    last, why = (ruling["env_steps"], "") if "env_steps" in ruling else _own_end(it, ruling)
+    it.set("env_steps", rounded(last), why=why)
     if expected is not None:
         it.made.values["expected"] = expected
         it.reasons["expected"] = "what the file is to reach" if RETURN in wanted else "what the file stops at"
+
+
+def _own_end(it: Translation, ruling: dict[str, float]) -> tuple[float, str]:
+    """Returns the env steps of a file that names none, and why. ruling: what ends the run, by options."""
+    if it.atari:
+        return FILES_END, "the file names no number of env steps; RLlib's Atari tables end there"
+    scheduled = max((_end_of_schedules(value) for key, value in it.made.values.items() if _may_change(key)), default=0)
+    others = [option for option in (RETURN, WALL) if option in ruling]
+    if others:
+        ending = " or ".join(f"{option}={flow(ruling[option])}" for option in others)
+        return max(UNREACHED, scheduled), f"{ending} ends the run; so many env steps are not to end it before"
+    if scheduled > FILES_END:
+        return scheduled, "the file names no number of env steps; its longest schedule ends there"
+    if it.stop:
+        why = f"nothing in the file's `stop` has a counterpart here; this run ends at {FILES_END:,.0f} env steps"
+        return FILES_END, why
+    return FILES_END, f"the file never stops; this run ends at {FILES_END:,.0f} env steps"
+
+
+def _may_change(option: str) -> bool:
+    """Tells whether an option, or one inside its group, may be a schedule. Pairs in other options mean other things."""
+    return option.split(".")[0] in ("algo", "replay")
+
+
+def _end_of_schedules(value: Any) -> float:
+    """Returns the env steps at which a value, or the last of those in a group, stays as it is; 0 for constants."""
+    if isinstance(value, dict) and set(value) - {"curve"} != {"start", "end", "steps"}:
+        return max(map(_end_of_schedules, value.values()), default=0.0)
+    try:
+        return Schedule.parse(value).points[-1][0]
+    except ValueError:  # no schedule, but another list or text
+        return 0.0
 
 
 def _first_of_each(marks: dict[str, Mark]) -> dict[str, float]:

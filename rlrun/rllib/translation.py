@@ -77,6 +77,8 @@ MODELS = (
     "rl_module.model_config",
     "rl_module.model_config_dict",
 )
+# Names that AlgorithmConfig has for options of RLlib's dictionaries, which releases 2.0 to 2.9 read
+RENAMED = {"num_rollout_workers": "num_workers"}
 SAMPLER = "sampler"  # as an input: what is played
 INPUTS = ("input", "input_")
 # Options that RLlib had before replay_buffer_config, when SAC drew without priorities unless it was told to, and the
@@ -139,7 +141,8 @@ class Translation:
         self.shown: dict[str, str] = {}  # names under which options are listed, where these differ
         # values of the file that were converted to other units before they are translated, and to what
         self.converted: dict[str, tuple[Any, str]] = {}
-        self.given, self.grids = without_grids(self._with_networks(self._of_the_only_policy(config)))
+        renamed = self._with_old_names(self._of_the_only_policy(config))
+        self.given, self.grids = without_grids(self._with_networks(renamed))
         self.era = self._era(old_stack)
         said = flattened(defaults(self.run, self.era))
         self.defaults = {key: value for key, value in said.items() if value is not None}
@@ -199,6 +202,12 @@ class Translation:
         for at, changes in own.changes.items():
             self.shown |= {key: f"{at}.{key}" for key in flattened(changes)}
         return merged(config, own.config)
+
+    def _with_old_names(self, config: dict[str, Any]) -> dict[str, Any]:
+        """Returns the options with the names of RLlib's dictionaries. One that has both names stays as it is."""
+        found = {key: name for key, name in RENAMED.items() if key in config and name not in config}
+        self.shown |= {name: key for key, name in found.items()}
+        return {found.get(key, key): value for key, value in config.items()}
 
     def _with_networks(self, config: dict[str, Any]) -> dict[str, Any]:
         """Returns the options with what describes the networks as `model`; the new API stack has other names for it."""

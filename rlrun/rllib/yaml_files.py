@@ -44,6 +44,7 @@ GROUPS = (
 # Longer and deeper files are refused: an alias can stand for more than the memory of a machine holds
 LONGEST, DEEPEST = 200_000, 100
 
+GRID = "# Its grid:"  # begins the line of a file's head that has the sweep
 # Ends the reason of an option whose grid is in the printed `rlrun sweep`
 SWEPT = "the file's head has the sweep"
 
@@ -77,8 +78,9 @@ class Imported:
     places: dict[str, Any] = field(default_factory=dict)
     inner: str | None = None  # the algorithm inside, unless it is the one that conf/algo/<algo>.yaml has
 
-    def text(self, source: str) -> str:
-        """Returns the text of the tuned file. source: the name of RLlib's file."""
+    def text(self, source: str, command: str = "") -> str:
+        """Returns the text of the tuned file. source: the name of RLlib's file. command: what follows `rlrun train`
+        to train with the file."""
         nested: dict[str, Any] = {}
         for key, value in self.values.items():
             *groups, last = key.split(".")
@@ -101,7 +103,7 @@ class Imported:
         if self.places:
             said.append(f"# The command line has to say {' '.join(self.place_words())}.")
         if self.grid:
-            said.append(f"# Its grid: rlrun sweep tuned=... {' '.join(self.sweep())}")
+            said.append(f"{GRID} rlrun sweep {' '.join([command or 'tuned=...', *self.sweep()])}")
         chosen_files = yaml.safe_dump({"defaults": defaults}, sort_keys=False, default_flow_style=False)
         body = yaml.dump(nested, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=140)
         comments = [" ".join(line.split()) for line in said]  # no text of the file may begin a line of its own

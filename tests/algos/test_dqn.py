@@ -457,7 +457,7 @@ def test_illegal_actions_are_never_chosen(typed, kind):
     (["algo=dqn", "env=CartPole-v1", "algo.batch_size=100", "replay.capacity=50"], "batch_size=100 is more than the 50 rows of replay.capacity"),
     (["algo=apex", "env=CartPole-v1", "replay.capacity=300"], "algo.inner.batch_size=512 is more than the 300 rows"),
     (["algo=apex_ddpg", "env=Pendulum-v1", "model/memory=lstm"], "inside Ape-X, has no memory: set model/memory=none"),
-    (["algo=dqn", "env=CartPole-v1", "algo.learning_starts=2", "algo.n_step=3"], "learning_starts 2 is below n_step 3"),
+    (["algo=dqn", "env=CartPole-v1", "algo.learning_starts=2", "algo.n_step=3"], "learning_starts 2 is below n_step 3.*the smallest that works is learning_starts=3"),
     (["algo=dqn", "env=CartPole-v1", "replay.capacity=500"], "learning would never start"),
     (["algo=c51", "env=CartPole-v1", "algo.v_min=3", "algo.v_max=3"], "v_min 3 must be below v_max 3"),
     (["algo=r2d2", "env=CartPole-v1", "algo.n_step=21"], "n_step 21 is more than sequence_length 20"),

@@ -282,6 +282,22 @@ def test_a_game_that_was_measured_names_its_tuned_files():
 
 
 @pytest.mark.parametrize(
+    "words, noted",
+    [
+        (["algo=ppo", "algo.batch_size=64", "algo.fragment_length=32"], True),
+        (["algo=ppo", "algo.batch_size=64", "algo.fragment_length=32", "algo.minibatch_size=32"], False),
+        (["algo=ppo", "algo.batch_size=256", "algo.fragment_length=32"], False),
+        (["algo=ppo"], False),
+        (["algo=a2c", "algo.batch_size=64", "algo.fragment_length=32"], False),
+    ],
+)
+def test_a_batch_as_small_as_a_minibatch_of_sb3_has_a_note(words, noted, capsys):
+    assert cli._dispatch(["train", "--plan", *words, "env=CartPole-v1", "resources=debug"]) == 0
+    said = "note: algo.batch_size=64 is the rows of a whole update, which Stable-Baselines3 calls n_steps x n_envs; its batch_size"
+    assert (said in capsys.readouterr().out) == noted
+
+
+@pytest.mark.parametrize(
     "words",
     [[], ["--help"], ["--version"], ["list", "algos"], ["list", "envs"], ["list", "tuned"], ["explain", "impala"]],
 )

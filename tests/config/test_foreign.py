@@ -67,9 +67,9 @@ def files():
         ("algo: {lr: {_target_: builtins.eval}}\n", "algo.lr._target_"),
         ("run_dir: runs/${oc.env:HOME}\n", "interpolation"),
         ("run_dir: ${hydra.runtime.cwd}\n", "interpolation"),
-        ("env: {name: 'evilmod:E-v0'}\n", "evilmod, which no installed package contains"),
-        ("callbacks: ['evilmod:Spy']\n", "evilmod, which no installed package contains"),
-        ("algo: {module: evilmod}\n", "evilmod, which no installed package contains"),
+        ("env: {name: 'evilmod:E-v0'}\n", "evilmod is not part of an installed package"),
+        ("callbacks: ['evilmod:Spy']\n", "evilmod is not part of an installed package"),
+        ("algo: {module: evilmod}\n", "evilmod is not part of an installed package"),
         # Installed functions can do anything, and so can what Python itself brings.
         ("model: {encoder: 'pydoc:pipepager', encoder_kwargs: {cmd: touch pwned}}\n", "pydoc"),
         ("env: {wrappers: [{name: 'timeit:timeit', setup: 'open(0)'}]}\n", "timeit"),
@@ -323,7 +323,7 @@ def test_a_python_program_calls_no_function_that_a_run_from_elsewhere_names():
     with pytest.raises(UserError, match=r"torch\.utils\.collect_env:run is not a class"):
         rlrun.resume(run, env_steps=9000)
     Path("run/evil.py").write_text(EVIL)
-    with pytest.raises(UserError, match=r"run\.evil, which no installed package contains"):
+    with pytest.raises(UserError, match=r"run\.evil is not part of an installed package"):
         _class_of({"name": "mine", "module": "run.evil"}, run)
     Path("conf/env").mkdir(parents=True)
     Path("conf/env/theirs.yaml").write_text(

@@ -485,13 +485,13 @@ def test_stops():
     [  # (return, env steps, seconds) that end the run, those that are expected, and what becomes of the pass criteria
         ({"episode_reward_mean": 200, "timesteps_total": 100}, {"episode_reward_mean": 150, "timesteps_total": 1000},
          (200, 100, None), (150, 100), ["mapped", "dropped"]),
-        ({"time_total_s": 60}, {"episode_reward_mean": 150, "timesteps_total": 1000}, (None, 10_000_000, 60), (150, 1000), ["mapped", "mapped"]),
+        ({"time_total_s": 60}, {"episode_reward_mean": 150, "timesteps_total": 1000}, (None, 10**9, 60), (150, 1000), ["mapped", "mapped"]),
         ({}, {"episode_reward_mean": 150, "timesteps_total": 1000}, (150, 1000, None), (150, 1000), ["mapped", "mapped"]),
         ({"evaluation/episode_reward_mean": 100}, {"episode_reward_mean": 150, "timesteps_total": 1000}, (150, 1000, None), (150, 1000),
          ["mapped", "mapped"]),
         ({"episode_reward_mean": 200, "env_runners/episode_return_mean": 180, "timesteps_total": 100}, {}, (180, 100, None), (180, 100), []),
         ({"episode_reward_mean": float("nan"), "timesteps_total": 100}, {}, (None, 100, None), None, []),
-        ({"timesteps_total": float("inf"), "time_total_s": 60}, {}, (None, 10_000_000, 60), None, []),
+        ({"timesteps_total": float("inf"), "time_total_s": 60}, {}, (None, 10**9, 60), None, []),
     ],
 )  # fmt: skip
 def test_stop_ends_the_run_and_pass_criteria_say_what_is_expected(stop, passes, wanted, expected, hows):
@@ -502,6 +502,61 @@ def test_stop_ends_the_run_and_pass_criteria_say_what_is_expected(stop, passes, 
     assert [line.how for line in one.lines if line.key.startswith("pass_criteria")] == hows
     written = {f"{key}={flow(value)}" for key, value in one.values.items()}
     assert {line.became for line in one.lines if line.key.startswith(("stop", "pass")) and line.became} <= written
+
+
+@pytest.mark.parametrize(
+    "env, stop, options, steps, why",
+    [
+        ("CartPole-v1", {}, {}, 10**7, "the file never stops; this run ends at 10,000,000 env steps"),
+        ("CartPole-v1", {"mystery": 3}, {}, 10**7, "nothing in the file's `stop` has a counterpart here; this run ends at 10,000,000"),
+        ("CartPole-v1", {}, {"lr_schedule": [[0, 1e-3], [1.5e8, 0]]}, 150_000_000, "its longest schedule ends there"),
+        ("CartPole-v1", {"time_total_s": 60}, {}, 10**9, "stop.wall_sec=60.0 ends the run; so many env steps are not to end it before"),
+        ("CartPole-v1", {"episode_reward_mean": 150, "time_total_s": 60}, {}, 10**9, "stop.return_mean=150.0 or stop.wall_sec=60.0 ends"),
+        ("CartPole-v1", {"time_total_s": 60}, {"entropy_coeff_schedule": [[0, 0.1], [3e9, 0]]}, 3 * 10**9, "stop.wall_sec=60.0 ends"),
+        ("PongNoFrameskip-v4", {"time_total_s": 60}, {}, 10**7, "RLlib's Atari tables end there"),
+    ],
+)  # fmt: skip
+def test_a_file_without_env_steps_ends_where_it_says_and_why(env, stop, options, steps, why):
+    (one,) = translate("a", {"run": "PPO", "env": env, "stop": stop, "config": options}, "a")
+    (line,) = (line for line in one.lines if line.became.startswith("env_steps="))
+    assert (one.values["env_steps"], line.how) == (steps, "added") and why in line.why
+
+
+RESOURCES = (
+    "num_cpus_per_env_runner num_cpus_per_worker num_gpus_per_worker num_gpus_per_env_runner num_cpus_per_learner num_gpus_per_learner num_learner_workers"
+    " num_gpus_per_learner_worker num_cpus_per_learner_worker num_cpus_for_main_process num_aggregator_actors_per_learner remote_worker_envs"
+    " remote_env_batch_wait_ms placement_strategy custom_resources_per_worker custom_resources_per_env_runner local_gpu_idx create_local_env_runner"
+    " max_requests_in_flight_per_learner max_requests_in_flight_per_aggregator_actor gym_env_vectorize_mode validate_env_runners_after_construction"
+)
+
+
+@pytest.mark.parametrize("run", ["PPO", "IMPALA", "DQN", "A3C"])
+def test_options_of_rllibs_resources_are_known(run):
+    config = dict.fromkeys(RESOURCES.split(), 1)
+    (one,) = translate("a", {"run": run, "env": "CartPole-v1", "config": config}, "a")
+    lines = {line.key: line for line in one.lines if line.given}
+    assert all(lines[key].how == "dropped" and lines[key].why for key in config)
+
+
+@pytest.mark.parametrize("run", ["PPO", "A3C", "DDPPO", "APEX", "MAML", "DREAMERV3"])
+def test_the_name_of_workers_in_algorithm_config_is_that_in_the_dictionary(run):
+    env = "ray.rllib.examples.env.pendulum_mass.PendulumMassEnv" if run == "MAML" else "CartPole-v1"
+    made = []
+    for name in ("num_workers", "num_rollout_workers"):
+        (one,) = translate("a", {"run": run, "env": env, "config": {name: 3}}, "a")
+        (line,) = (line for line in one.lines if line.key == name)
+        made.append((one.values, line.how, line.became, line.why.replace("num_rollout_workers", "num_workers")))
+    assert made[0] == made[1] and made[0][1] != "not mapped"
+
+
+def test_qmix_has_the_mixers_that_rllib_has():
+    def made(**config):
+        return translate("a", {"run": "QMIX", "env": "two_step_game", "config": config}, "a")[0]
+
+    assert [made(mixer=one).algo for one in ("qmix", "vdn", None)] == ["qmix", "vdn", "iql"]
+    garbage = made(mixer="garbage")
+    (line,) = (line for line in garbage.lines if line.key == "mixer")
+    assert (garbage.algo, line.how, line.why) == ("qmix", "not mapped", "in RLlib it is one of qmix, vdn, not garbage")
 
 
 def test_bounds_and_epsilons_mean_what_they_meant():
@@ -625,8 +680,10 @@ def test_a_grid_of_the_environments_own_options_is_swept(nested, tmp_path, capsy
     assert line.how == "mapped" and "the file's head has the sweep" in line.why
     (tmp_path / "a.yaml").write_text(yaml.safe_dump({"a": {"run": "PPO", "env": "FrozenLake-v1", "config": config}}))
     assert _dispatch(["import-rllib", str(tmp_path / "a.yaml"), "--dir", str(tmp_path / "out"), "--quiet"]) == 0
-    sweep = shlex.split(capsys.readouterr().out.splitlines()[-1])
-    assert _dispatch([*sweep[1:], "--dry-run"]) == 0 and "2 jobs" in capsys.readouterr().out
+    printed = capsys.readouterr().out.splitlines()[-1].strip()
+    (file,) = tmp_path.glob("**/tuned/*/*.yaml")
+    assert f"# Its grid: {printed}" in file.read_text().splitlines()  # the head has the whole command
+    assert _dispatch([*shlex.split(printed)[1:], "--dry-run"]) == 0 and "2 jobs" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -1216,10 +1273,11 @@ def test_an_environment_of_the_users_own_is_named_by_its_module(tmp_path, monkey
     )
     (tmp_path / "plain.yaml").write_text("x: {run: PG, env: CartPole-v1}")
     (tmp_path / "own.yaml").write_text("y: {run: PG, env: 'walks_of_mine.envs:Walk'}")
-    with pytest.raises(UserError, match=r"names the module walks_of_mine.envs.*--trust allows it.*--env names another"):
+    with pytest.raises(UserError, match=r"walks_of_mine.envs is not part of an installed package: add --trust.*--env names another"):
         _dispatch(["import-rllib", "own.yaml", "--dir", "out", "--quiet"])
     words = ["plain.yaml", "--env", "walks_of_mine.envs:Walk"]
-    with pytest.raises(UserError, match=r"names the module walks_of_mine.envs.*--trust allows it"):
+    start = re.escape("out/tuned/pg/x.yaml would not start: walks_of_mine.envs is not part of an installed package: add --trust")
+    with pytest.raises(UserError, match=f"^{start}"):
         _dispatch(["import-rllib", *words, "--dir", "out", "--quiet"])
     for name, given in (("x", words), ("y", ["own.yaml"])):
         assert _dispatch(["import-rllib", *given, "--dir", "out", "--quiet", "--trust"]) == 0

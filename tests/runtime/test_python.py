@@ -199,7 +199,7 @@ def test_a_folder_of_ones_own_options(tmp_path, monkeypatch):
     text = "# @package _global_\ndefaults: [{override /env: 'poles_of_mine:Pole'}, {override /algo: pg}]\nalgo: {lr: 0.0123}\n"
     (own / "pole.yaml").write_text(text)
     mine, few = tmp_path / "mine", {"tuned": "pg/pole", "env_steps": 300, "resources": {"name": "debug"}, "quiet": True}
-    with pytest.raises(rlrun.UserError, match="module poles_of_mine, which no installed package contains"):
+    with pytest.raises(rlrun.UserError, match="poles_of_mine is not part of an installed package"):
         rlrun.train(config_dir=mine, run_dir=tmp_path / "run", **few)
     policy = rlrun.train(config_dir=mine, trust=True, run_dir=tmp_path / "run", **few)
     assert policy.config.env.name == "poles_of_mine:Pole" and policy.config.algo.lr(policy.clock) == 0.0123
@@ -457,3 +457,16 @@ def test_every_example_of_the_page_runs(tmp_path, monkeypatch, capsys):
     assert [one["status"] for one in names["results"]] == ["COMPLETED", "COMPLETED"]
     for name in ("train", "resume", "evaluate", "sweep", "load"):
         assert f"## rlrun.{name}\n" in text and f"    rlrun.{name}(" in text
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ({"env": "CartPole-v1", "lr": 1e-3}, r'is algo.lr here\. In Python: algo={"name": "ppo", "lr": 0\.001} or overrides=\["algo\.lr=0\.001"\]'),
+        ({"env": "CartPole-v1", "lrx": 1e-3}, r"There is no option lrx\.$"),
+        ({"env": "my_pkg.envs.Drone"}, r"There is no env 'my_pkg.envs.Drone'\. Did you mean my_pkg\.envs:Drone\?"),
+    ],
+)  # fmt: skip
+def test_what_is_named_otherwise_in_python_is_named_by_the_message(given, said):
+    with pytest.raises(rlrun.UserError, match=said):
+        rlrun.train("ppo", **given)
