@@ -58,10 +58,10 @@ def main(words: list[str]) -> int:
         raise UserError(
             f"{next(w for w in words if w.startswith('env=-'))[4:]} is not a flag here; rlrun check-env --help"
         )
-    given = parse_assignments(words)
     names = [word for word in words if word.startswith("env=")]
     if len(names) != 1:
         raise UserError("rlrun check-env takes one environment, as in rlrun check-env my_package:MyEnv")
+    given = parse_assignments(words)
     name = str(given.pop("env"))
     options = typed(CheckOptions, {"seconds": given.pop("seconds", 10)})
     for key in given:
