@@ -146,7 +146,7 @@ def played(trained: Trained, options: EvaluateOptions, trusted: bool) -> dict[st
     from rlrun.core.policy import Mode
     from rlrun.core.seeding import Seeds
     from rlrun.envs.registry import Factory
-    from rlrun.runtime.opponents import Competitor, inputs_of, matches, opponents, outcomes
+    from rlrun.runtime.opponents import Competitor, alike, inputs_of, matches, opponents, outcomes
     from rlrun.runtime.played_env import cut_after, in_environment
     from rlrun.samplers.evaluator import Evaluator, together
 
@@ -168,7 +168,7 @@ def played(trained: Trained, options: EvaluateOptions, trusted: bool) -> dict[st
     returns: list[float] = []
     games: list[FullGame] = []
     against = [np.zeros(3) for _ in others]  # won, drawn and lost
-    round_ = 0
+    round_ = repeated = 0
     try:
         for number, of_opponent in enumerate(games_of):
             for match in of_opponent:
@@ -178,11 +178,14 @@ def played(trained: Trained, options: EvaluateOptions, trusted: bool) -> dict[st
                 round_ += 1
                 if match.agent is not None:
                     against[number] += outcomes(made, match.agent)
+                    repeated += options.greedy and alike(made)
     finally:
         evaluator.close()
     mean = sum(returns) / len(returns)
     deviation = math.sqrt(sum((r - mean) ** 2 for r in returns) / (len(returns) - 1)) if len(returns) > 1 else 0.0
-    error = t95(len(returns)) * deviation / math.sqrt(len(returns)) if len(returns) > 1 else None
+    # Games that repeat each other are no independent ones, of which an interval could be made.
+    apart = len(returns) > 1 and not repeated
+    error = t95(len(returns)) * deviation / math.sqrt(len(returns)) if apart else None
     result: dict[str, Any] = {
         "run_dir": str(trained.run_dir),
         "env": trained.spec.name,
@@ -205,7 +208,12 @@ def played(trained: Trained, options: EvaluateOptions, trusted: bool) -> dict[st
             name: float(np.mean([game.each[number] for game in games])) for number, name in enumerate(agents.names)
         }
     if others:
-        result |= {"opponent": options.opponent, **shares(sum(against))}
+        result |= {
+            "opponent": options.opponent,
+            **shares(sum(against)),
+            "matches": round_,
+            "repeated_matches": repeated,
+        }
     if options.opponent == "snapshots":
         result["snapshots"] = [{"name": other.name, **shares(one)} for other, one in zip(others, against, strict=True)]
     return result
@@ -225,6 +233,12 @@ def show(result: dict[str, Any]) -> None:
         f" {'greedy' if result['greedy'] else 'sampled'}{told}"
     )
     show_cut(result)
+    if result.get("repeated_matches"):
+        print(
+            f"In {result['repeated_matches']} of {result['matches']} matches (an opponent and its seat), all games were"
+            " alike, as greedy players repeat one game where nothing else is random. There is no interval therefore;"
+            " greedy=false draws their actions."
+        )
     if len(result.get("agents", ())) > 1:
         print("  " + ", ".join(f"{name} {ret:.2f}" for name, ret in result["agents"].items()))
     if "snapshots" in result:

@@ -261,6 +261,11 @@ class Results(NamedTuple):
         return self.counts[..., 0] + 0.5 * self.counts[..., 1]
 
 
+def alike(games: Sequence[FullGame]) -> bool:
+    """Whether several games have the same returns and lengths, as if one had been repeated."""
+    return len(games) > 1 and len({(game.length, *game.each.tolist()) for game in games}) == 1
+
+
 def play_pairs(
     these: Sequence[Competitor], episodes: int, play: Callable[[Policy, int, int], list[FullGame]]
 ) -> Results:
@@ -271,13 +276,13 @@ def play_pairs(
     repeated = 0
     rounds = itertools.count()
     for i, j in itertools.combinations(range(count), 2):
-        alike = []
+        same = []
         for seating in seatings(these[i], these[j], episodes):
             games = play(seating.policy, seating.episodes, next(rounds))
             found = outcomes(games, seating.agent)
             found = found[::-1] if seating.swapped else found
             counts[i, j] += found
             counts[j, i] += found[::-1]
-            alike.append(len(games) > 1 and len({(game.length, *game.each.tolist()) for game in games}) == 1)
-        repeated += all(alike)
+            same.append(alike(games))
+        repeated += all(same)
     return Results(counts, repeated)

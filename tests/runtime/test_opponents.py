@@ -136,6 +136,13 @@ def test_main_plays_each_snapshot_by_itself(runs, capsys):
     told = json.loads(capsys.readouterr().out)
     assert [one["name"] for one in told["snapshots"]] == list(found) and len(told["returns"]) == 12
     assert told["won"] == pytest.approx(np.mean([one["won"] for one in told["snapshots"]]))
+    # Both players are greedy and nothing else is random, so that each match is one game, played twice.
+    assert (told["matches"], told["repeated_matches"], told["return_mean_95"]) == (6, 6, None)
+    assert _dispatch(["evaluate", str(runs / "league"), "opponent=snapshots", "episodes=4"]) == 0
+    assert "In 6 of 6 matches (an opponent and its seat), all games were alike" in capsys.readouterr().out
+    assert _dispatch(["evaluate", str(runs / "league"), "opponent=snapshots", "episodes=20", "greedy=false", "--json"]) == 0
+    drawn = json.loads(capsys.readouterr().out)
+    assert drawn["repeated_matches"] == 0 and drawn["return_mean_95"] is not None
 
 
 def test_in_a_game_of_three_each_plays_alone_against_copies_of_the_other():
