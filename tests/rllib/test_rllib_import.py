@@ -292,7 +292,7 @@ def test_a_file_that_would_not_start_is_not_written(tmp_path, monkeypatch):
     file = tmp_path / "x.yaml"
     file.write_text("a: {run: PPO, env: CartPole-v1, config: {num_workers: 1}}\n")
     text = Imported.text
-    monkeypatch.setattr(Imported, "text", lambda one, source: text(one, source) + "eval: {episodes: 3}\n")
+    monkeypatch.setattr(Imported, "text", lambda one, *facts: text(one, *facts) + "eval: {episodes: 3}\n")
     with pytest.raises(UserError, match=r"a\.yaml would not start: eval\.episodes=3 does nothing in this run"):
         import_rllib.main([str(file), "--dir", str(tmp_path / "made")])
     assert not (tmp_path / "made").exists()
