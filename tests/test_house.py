@@ -315,7 +315,7 @@ def test_every_option_of_a_group_types(typed, group):
     for name in options(group):
         if "/" not in name:
             config = typed(
-                "algo=impala",
+                {"world_model": "algo=dreamerv3", "gaussian_world_model": "algo=dreamer"}.get(name, "algo=impala"),
                 "env=Pong" if name in ("nature_cnn", "impala_resnet") else "env=CartPole-v1",
                 f"{group}={name}",
             )

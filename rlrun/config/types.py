@@ -336,12 +336,24 @@ def _read(value: str, word: str) -> Any:
     try:
         parsed = OverridesParser.create().parse_override(f"x={unquoted}")
     except HydraException:
-        if value[:1] in OPENING:
-            raise UserError(f"{word}: the value cannot be read; a bracket or a quote may be missing") from None
-        return unquoted
+        return _read_yaml(unquoted, word) if value[:1] in OPENING else unquoted
+    if parsed.is_sweep_override() and re.match(r"\w+\(", value) is None:
+        return unquoted  # such as method=is,wis
     if parsed.is_sweep_override():
         raise UserError(f"{word}: one value each; several values are for rlrun sweep, which runs every combination")
     return plain(OmegaConf.create({"x": _without_quotes(parsed.value())}))["x"]
+
+
+def _read_yaml(value: str, word: str) -> Any:
+    """A list or a dictionary that is JSON, whose quoted keys Hydra does not read."""
+    try:
+        check_numbers(value, word)
+        made = yaml.safe_load(value)
+    except yaml.YAMLError:
+        made = None
+    if not isinstance(made, list | dict) or (isinstance(made, dict) and not all(isinstance(key, str) for key in made)):
+        raise UserError(f"{word}: the value cannot be read; a bracket or a quote may be missing")
+    return made
 
 
 def _without_quotes(value: Any) -> Any:

@@ -18,14 +18,18 @@ from rlrun.core.errors import EnvError, RunFailed
 from rlrun.core.outputs import tell
 
 AT_ONCE = 100  # steps after a restart within which a failure is one that "comes back at once"
-# What fails at once so often, in a row and with the same sentence but for its numbers, is broken. A process takes
-# seconds to start.
+# What fails at once so often, in a row and with the same sentence, is broken. A process takes seconds to start.
 ENV_REPEATS, PROCESS_REPEATS = 5, 2
 NUMBER = re.compile(r"-?\d[\d.e+-]*")
 
 
 def say(text: str) -> None:
     tell(f"  note: {text}")
+
+
+def without_numbers(sentence: str) -> str:
+    """A sentence in which environments, seeds, steps and actions, which differ in the same failure, are left out."""
+    return NUMBER.sub("#", sentence)
 
 
 class Repeated:
@@ -38,7 +42,6 @@ class Repeated:
         """Records a failure. Returns whether it has come back too often in a row.
 
         steps: what was done since the last restart, in env steps; None: there was none."""
-        sentence = NUMBER.sub("#", sentence)  # environments, seeds, steps and actions differ in the same failure
         at_once = steps is not None and steps <= AT_ONCE and sentence == self.sentence
         self.times = self.times + 1 if at_once else 1
         self.sentence = sentence

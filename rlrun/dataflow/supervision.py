@@ -15,7 +15,7 @@ from torch import Tensor
 from rlrun.core.awake import awake
 from rlrun.core.errors import RunFailed
 from rlrun.core.pulse import ACTIVITY, RESET, ROWS, SINCE, STARTING, STEP, Limits, Pulses
-from rlrun.core.restarts import PROCESS_REPEATS, Repeated, Restarts
+from rlrun.core.restarts import PROCESS_REPEATS, Repeated, Restarts, without_numbers
 from rlrun.dataflow.workers import READY, Worker, Workers, no_word
 
 LOOK_SEC = 0.5  # seconds between two looks at the pulses
@@ -126,7 +126,7 @@ class Supervised:
         pulse = self.pulses.of(number)
         steps = pulse.rows * self.rows if self.times[number] else None
         last_words = reason.splitlines()[-1] if "\n" in reason else reason
-        if self.repeated[number](last_words.partition(": ")[2] or last_words, steps):
+        if self.repeated[number](without_numbers(last_words.partition(": ")[2] or last_words), steps):
             raise RunFailed(reason)
         self.restarts.process_failed(reason, pulse.unfinished * self.rows)
         self.workers.bury(worker)

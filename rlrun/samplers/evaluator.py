@@ -69,8 +69,8 @@ class Evaluator:
         """number: that of this process among those that evaluate together. Each has seeds of its own. say: is told of
         games that go on for long."""
         self.make_env, self.seeds, self.number = make_env, seeds, number
-        self.long = LongGames(make_env.spec, say)
         self.env = make_env(number, envs)
+        self.long = LongGames(self.env.spec, say)
 
     def play(
         self,

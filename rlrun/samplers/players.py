@@ -29,7 +29,7 @@ from rlrun.core.moments import Moments, merged, plain
 from rlrun.core.policy import Policy
 from rlrun.core.pulse import STEP, doing
 from rlrun.core.ranks import ALONE
-from rlrun.core.restarts import AT_ONCE, ENV_REPEATS, PROCESS_REPEATS, Repeated, Restarts
+from rlrun.core.restarts import AT_ONCE, ENV_REPEATS, PROCESS_REPEATS, Repeated, Restarts, without_numbers
 from rlrun.core.schedule import Clock
 from rlrun.core.seeding import Seeds
 from rlrun.dataflow.stores import WeightStore
@@ -357,7 +357,7 @@ class Players:
         worker, order = self.members[number], self.playing.pop(number, None)
         taken = self.taken.pop(number, 0) if order is not None else 0
         since = None if number not in self.since else self.since[number] + taken
-        if self.repeated[number](reason, since):
+        if self.repeated[number](without_numbers(reason), since):
             raise RunFailed(
                 f"{reason}\nThis has happened {self.repeated[number].times} times in a row, soon after each start."
             )

@@ -308,7 +308,8 @@ def test_every_machine_checks_its_own_shared_memory(typed):
 def test_a_host_has_the_time_that_its_processes_have(monkeypatch, begins_sec, plans_sec, answers_sec, said, after_sec):
     """One that is silent is lost soon, however many processes it has, and the reason is the true one."""
     now, due, ready = [0.0], {}, [0.0]
-    monkeypatch.setattr("rlrun.cluster.hosts.time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda sec: None))
+    monkeypatch.setattr("rlrun.cluster.hosts.awake", lambda: now[0])
+    monkeypatch.setattr("rlrun.cluster.hosts.time", SimpleNamespace(sleep=lambda sec: None))
 
     class SlowHost:
         node = "a"

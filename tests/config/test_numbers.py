@@ -132,9 +132,10 @@ def test_all_commands_read_values_as_train_does():
         "a": {"size": 5, "hard": "yes"}, "b": [1, os.path.expanduser("~/x"), "2"], "c": "a path #1", "d": "3e-4 to 1e-5 over 1M",
         "e": True, "f": None, "g": "x", "h": 1000,
     }  # fmt: skip
-    for word, said in (("a=[1", "a bracket or a quote may be missing"), ("a=1,2", "one value each"), ("a=&a [*a]", "")):
+    for word, said in (("a=[1", "a bracket or a quote may be missing"), ("a=range(1,3)", "one value each"), ("a=&a [*a]", "")):
         if said:
             with pytest.raises(UserError, match=said):
                 parse_assignments([word])
         else:
             assert parse_assignments([word]) == {"a": "&a [*a]"}
+    assert parse_assignments(["a=is,wis", 'b={"render_mode": null}']) == {"a": "is,wis", "b": {"render_mode": None}}

@@ -770,7 +770,7 @@ def test_a_run_without_a_checkpoint_says_what_can_be_done(tmp_path):
     (tmp_path / "run 1" / "run.lock").unlink()
     for words, said in (
         ("logger=[consol]", "There is no logger 'consol'. Did you mean console"),
-        ("logger.mlflow.experiment=x", "no option logger.mlflow.experiment"),
+        ("logger.mlflow.experiment=x", "logger.mlflow.experiment is an option of the logger mlflow"),
         ("resources=debug", "cannot be chosen anew"),
         ("env_stepss=4", "Did you mean env_steps"),
     ):
