@@ -142,7 +142,6 @@ def played(trained: Trained, options: EvaluateOptions, trusted: bool) -> dict[st
     The checkpoint is the policy's, and not that of the options."""
     import numpy as np
 
-    from rlrun.bench.stats import t95
     from rlrun.core.policy import Mode
     from rlrun.core.seeding import Seeds
     from rlrun.envs.registry import Factory
@@ -181,21 +180,13 @@ def played(trained: Trained, options: EvaluateOptions, trusted: bool) -> dict[st
                     repeated += options.greedy and alike(made)
     finally:
         evaluator.close()
-    mean = sum(returns) / len(returns)
-    deviation = math.sqrt(sum((r - mean) ** 2 for r in returns) / (len(returns) - 1)) if len(returns) > 1 else 0.0
-    # Games that repeat each other are no independent ones, of which an interval could be made.
-    apart = len(returns) > 1 and not repeated
-    error = t95(len(returns)) * deviation / math.sqrt(len(returns)) if apart else None
     result: dict[str, Any] = {
         "run_dir": str(trained.run_dir),
         "env": trained.spec.name,
         "checkpoint_env_steps": trained.clock.env_steps,
         "episodes": len(returns),
-        "return_mean": mean,
-        "return_std": deviation,
-        "return_mean_95": None if error is None else [mean - error, mean + error],
-        "return_min": min(returns),
-        "return_max": max(returns),
+        # Games that repeat each other are not independent, and have no interval.
+        **statistics(returns, interval=not repeated),
         "episode_length_mean": sum(game.length for game in games) / len(games),
         "greedy": options.greedy,
         "seed": options.seed,
@@ -217,6 +208,23 @@ def played(trained: Trained, options: EvaluateOptions, trusted: bool) -> dict[st
     if options.opponent == "snapshots":
         result["snapshots"] = [{"name": other.name, **shares(one)} for other, one in zip(others, against, strict=True)]
     return result
+
+
+def statistics(returns: Sequence[float], interval: bool) -> dict[str, Any]:
+    """What --json says of the returns of games. interval: whether several games give a 95% interval of their mean
+    (Student's t)."""
+    from rlrun.bench.stats import t95
+
+    count, mean = len(returns), sum(returns) / len(returns)
+    deviation = math.sqrt(sum((r - mean) ** 2 for r in returns) / (count - 1)) if count > 1 else 0.0
+    error = t95(count) * deviation / math.sqrt(count) if interval and count > 1 else None
+    return {
+        "return_mean": mean,
+        "return_std": deviation,
+        "return_mean_95": None if error is None else [mean - error, mean + error],
+        "return_min": min(returns),
+        "return_max": max(returns),
+    }
 
 
 def show(result: dict[str, Any]) -> None:
