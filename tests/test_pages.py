@@ -185,9 +185,9 @@ def test_the_code_of_your_own_parts_is_that_of_the_example():
             assert any(part in source for source in sources), part
 
 
-@pytest.mark.parametrize("page", ["from_sb3", "from_cleanrl"])
+@pytest.mark.parametrize("page", ["from_sb3", "from_cleanrl", "from_sample_factory"])
 def test_the_options_for_those_of_other_libraries_exist(page):
-    known = {key for algo in ("ppo", "dqn", "c51", "sac", "td3") for key in known_keys(algo)}
+    known = {key for algo in ("ppo", "appo", "dqn", "c51", "sac", "td3") for key in known_keys(algo)}
     text = (ROOT / "docs" / f"{page}.md").read_text()
     named = re.findall(r"[` ']((?:algo|model(?!\.save)|replay|eval|checkpoint|resources)\.[\w.]+)", text)
     assert len(named) > 30 and [name for name in named if name.rstrip(".") not in known] == []

@@ -164,8 +164,12 @@ def _either(names: list[str]) -> str:
     return f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else names[0]
 
 
+# Libraries whose names of options have a file in rlrun/data.
+OTHERS = (("Stable-Baselines3", "stable_baselines3"), ("CleanRL", "cleanrl"), ("Sample Factory", "sample_factory"))
+
+
 def counterpart(key: str, words: list[str]) -> str:
-    """Returns ' RLlib's gamma is algo.discount here.' for names of RLlib, Stable-Baselines3 and CleanRL, else ''."""
+    """Returns ' RLlib's gamma is algo.discount here.' for names of RLlib and of the libraries in OTHERS, else ''."""
     import yaml
 
     from rlrun.rllib.option_map import option_map
@@ -181,9 +185,9 @@ def counterpart(key: str, words: list[str]) -> str:
                 else f" RLlib's {name} has no counterpart: {row['why']}."
             )
     known = known_keys((chosen(words, "algo@algo.inner") or inner_algorithm(algo)) if inside else algo)
-    for whose, file in (("Stable-Baselines3", "stable_baselines3"), ("CleanRL", "cleanrl")):
+    for whose, file in OTHERS:
         row = yaml.safe_load((package() / "data" / f"{file}.yaml").read_text()).get(name, {"ours": []})
-        there = (option for option in row["ours"] if option in known or option in ("env", "resources"))
+        there = (option for option in row["ours"] if option in known or option in ("env", "model", "resources"))
         ours = next((option for option in there if option != key), None)
         how = row.get("how")
         how = _in_parentheses(how.get(ours) if isinstance(how, dict) else how)

@@ -12,7 +12,7 @@ from omegaconf import ListConfig
 
 from rlrun import cli
 from rlrun.config.completion import suggestions
-from rlrun.config.option_names import known_keys
+from rlrun.config.option_names import OTHERS, known_keys
 from rlrun.config.paths import package
 from rlrun.config.types import parse_assignments
 from rlrun.core.errors import UserError
@@ -199,10 +199,11 @@ def test_notices_are_printed_without_the_line_that_said_them(tmp_path):
 
 
 def test_names_of_other_libraries_lead_to_options_that_exist():
-    theirs, own = (yaml.safe_load((package() / "data" / f"{file}.yaml").read_text()) for file in ("stable_baselines3", "cleanrl"))
-    assert not theirs.keys() & own.keys() and len(theirs | own) > 40
-    assert {option for row in (theirs | own).values() for option in row["ours"]} <= {*known_keys(), "env", "resources"}
-    assert all(set(row) <= {"ours", "how"} and row["ours"] for row in (theirs | own).values())
+    files = [yaml.safe_load((package() / "data" / f"{file}.yaml").read_text()) for _, file in OTHERS]
+    names = {name: row for file in files for name, row in file.items()}
+    assert len(names) == sum(len(file) for file in files) > 75, "one library's name would hide another's"
+    assert {option for row in names.values() for option in row["ours"]} <= {*known_keys(), "env", "resources", "model"}
+    assert all(set(row) <= {"ours", "how"} and row["ours"] for row in names.values())
 
 
 @pytest.fixture(autouse=True)
