@@ -35,7 +35,7 @@ from torch import Tensor
 
 from rlrun.core.algorithm import Algorithm, FromReplay, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
-from rlrun.core.conditions import EXPERIENCE, PACED, OnlyFor, OnlyWith
+from rlrun.core.conditions import EXPERIENCE, PACED, TEMPERED, OnlyFor, OnlyWith
 from rlrun.core.errors import Notice, UserError
 from rlrun.core.optimizer import OptimizerConfig
 from rlrun.core.ranges import Count, NotNegative, Positive
@@ -45,6 +45,9 @@ from rlrun.models.model import Model
 from rlrun.policies import ActingConfig
 from rlrun.policies.planning import CLOSE, RankedConfig, SearchPolicy
 from rlrun.policies.search import SearchConfig
+
+# Conditions for moves that are drawn by their visits.
+DRAWN = (OnlyWith("explore"), OnlyWith("algo.search.root", "puct"), OnlyFor(TEMPERED))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +63,8 @@ class Config(ActingConfig):
     max_grad_norm: Annotated[float, NotNegative]
     value_coef: Annotated[float, NotNegative]
     search: SearchConfig
-    temperature: Annotated[Schedule, NotNegative, OnlyWith("explore"), OnlyWith("algo.search.root", "puct")]
-    temperature_moves: Annotated[
-        Annotated[int, Count] | None, OnlyWith("temperature"), OnlyWith("explore"), OnlyWith("algo.search.root", "puct")
-    ]
+    temperature: Annotated[Schedule, NotNegative, *DRAWN]
+    temperature_moves: Annotated[Annotated[int, Count] | None, OnlyWith("temperature"), *DRAWN]
     eval_simulations: Annotated[int, NotNegative] | None
     symmetries: bool
     ranked: RankedConfig

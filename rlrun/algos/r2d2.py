@@ -26,7 +26,7 @@ from torch import Tensor
 
 from rlrun.core.algorithm import Algorithm, LearnerContext, Needs, Update, recorded
 from rlrun.core.batch import Batch
-from rlrun.core.conditions import OnlyWith
+from rlrun.core.conditions import EXPERIENCE, OnlyFor, OnlyWith
 from rlrun.core.errors import UserError
 from rlrun.core.follower import Follower
 from rlrun.core.ranges import Count, NotNegative, Positive, Share
@@ -46,7 +46,7 @@ class Config(QConfig):
     burn_in: Annotated[int, NotNegative]
     sequence_length: Annotated[int, Count]
     sequence_stride: Annotated[int, Count]
-    zero_init_state: bool
+    zero_init_state: Annotated[bool, OnlyFor(EXPERIENCE)]
     value_rescaling: Annotated[float, Positive] | None
     priority_eta: Annotated[float, Share, OnlyWith("replay.name", "prioritized")]
     double: bool

@@ -27,16 +27,16 @@ BATCHES = (32, 512)
 SECONDS = 1.0
 
 
-def measure(cfg: ReplayConfig, capacities: list[int]) -> dict[str, Any]:
-    """Measures uniform and prioritized replay at each capacity.
+def measure(kinds: list[ReplayConfig], capacities: list[int]) -> dict[str, Any]:
+    """Measures these replays, such as a uniform and a prioritized one, at each capacity.
 
     Returns {"cells": [{name, capacity, adds, draws, memory_gb, planned_gb}], "hardware", "versions", "command"}, where
     adds is the rows stored per second and draws maps each batch size to the fragments drawn per second.
     """
     cells = []
     for capacity in capacities:
-        for name in ("uniform", "prioritized"):
-            cells.append(_cell(dataclasses.replace(cfg, name=name, capacity=capacity)))
+        for cfg in kinds:
+            cells.append(_cell(dataclasses.replace(cfg, capacity=capacity)))
     return {"cells": cells, "hardware": hardware(), "versions": versions(), "command": command_line()}
 
 

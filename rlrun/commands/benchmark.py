@@ -23,6 +23,7 @@ from rlrun.cli import compose
 from rlrun.core.errors import UserError, closest
 from rlrun.core.numbers import number
 
+OF_PRIORITIES = ("replay.alpha", "replay.beta", "replay.priority_epsilon")
 OTHERS = {
     "growth": "rlrun.bench.growth",
     "reproduce-tables": "rlrun.bench.reproduce",
@@ -110,26 +111,44 @@ def replay(words: list[str], json_file: str | None) -> int:
     if min(sizes) < 2000:
         raise UserError(f"capacity={capacities}: a measurement needs at least 2000 rows")
 
-    def job(cfg: Any, choices: dict[str, Any]) -> int:
-        import torch
+    others = [word for word in words if not word.startswith("replay.")]
+    capacity = next((word for word in words if word.startswith("replay.capacity=")), None)
+    if others or capacity:
+        raise UserError(
+            f"{others[0] if others else capacity}: benchmark replay takes capacity=ROWS and options of the replay, such"
+            " as replay.compress=true; it measures replay=uniform and replay=prioritized"
+        )
+    kinds: list[Any] = []
 
-        from rlrun.bench.replay import measure, table
+    def job(cfg: Any, choices: dict[str, Any]) -> int:
         from rlrun.config.run import type_config
         from rlrun.config.types import plain
-        from rlrun.machine.machine import free_memory
 
-        torch.set_num_threads(1)
         config = type_config(plain(cfg)).run.replay
-        if config is None:
-            raise UserError(f"algo={cfg.algo.name} has no replay to measure")
-        if config.directory is None and not config.compress and max(sizes) * 7400 > free_memory():
-            raise UserError(
-                f"capacity={max(sizes)} takes {max(sizes) * 7400 / 1e9:.1f} GB, but only {free_memory() / 1e9:.1f} GB"
-                " are free"
-            )
-        result = measure(config, sizes)
-        print(table(result))
-        keep(result, json_file)
+        assert config is not None
+        kinds.append(config)
         return 0
 
-    return compose(["algo=dqn", "env=CartPole-v1", *words], job)
+    for name in ("uniform", "prioritized"):
+        own = [word for word in words if name == "prioritized" or not word.startswith(OF_PRIORITIES)]
+        compose(["algo=dqn", "env=CartPole-v1", f"replay={name}", *own], job)
+    return measured_replay(kinds, sizes, json_file)
+
+
+def measured_replay(kinds: list[Any], sizes: list[int], json_file: str | None) -> int:
+    """Measures these replays (ReplayConfig) at these capacities, and shows what was found."""
+    import torch
+
+    from rlrun.bench.replay import measure, table
+    from rlrun.machine.machine import free_memory
+
+    torch.set_num_threads(1)
+    if kinds[0].directory is None and not kinds[0].compress and max(sizes) * 7400 > free_memory():
+        raise UserError(
+            f"capacity={max(sizes)} takes {max(sizes) * 7400 / 1e9:.1f} GB, but only {free_memory() / 1e9:.1f} GB"
+            " are free"
+        )
+    result = measure(kinds, sizes)
+    print(table(result))
+    keep(result, json_file)
+    return 0

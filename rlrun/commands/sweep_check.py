@@ -7,7 +7,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from rlrun.cli import compose
@@ -107,7 +107,8 @@ def checked(words: Sequence[str], name: str, planned: set[str] | None = None) ->
         check_logger(values)
         found.append(values)
         # The plan of a run on other machines needs its cluster, and is left to the run.
-        if planned is not None and config.run.resources.ray is None and (kind := plan_key(values)) not in planned:
+        kind = plan_key(values, given)
+        if planned is not None and config.run.resources.ray is None and kind not in planned:
             check_plan(values, given, auto)
             planned.add(kind)
         return 0
@@ -119,10 +120,13 @@ def checked(words: Sequence[str], name: str, planned: set[str] | None = None) ->
     return found[0]
 
 
-def plan_key(values: dict[str, Any]) -> str:
-    """The options of a job without its seed and with only the signs of fractions such as algo.lr: no plan depends on
-    more, but an option that is 0 may leave others without a use. A plan takes half a second, and three with Atari's
-    images, which is too long for each job of a large grid."""
+def plan_key(values: dict[str, Any], given: Collection[str]) -> str:
+    """The options of a job without its seed and with only the signs of fractions such as algo.lr, and the names of
+    those that differ from their defaults.
+
+    No plan depends on more, but an option that is 0 may leave others without a use, and one without a use is refused
+    where it is given. A plan takes half a second, and three with Atari's images, which is too long for each job of a
+    large grid."""
     from rlrun.loggers.mlflow import flatten
 
     options = {
@@ -130,7 +134,7 @@ def plan_key(values: dict[str, Any]) -> str:
         for key, value in flatten(values)
         if key != "seed"
     }
-    return json.dumps(options, sort_keys=True, default=str)
+    return json.dumps([options, sorted(given)], sort_keys=True, default=str)
 
 
 def check_fractions(config: dict[str, Any], intervals: Mapping[str, Interval]) -> None:

@@ -262,6 +262,8 @@ def set_by_user(values: dict[str, Any]) -> dict[str, Any]:
     family = values["env"].get("family")
     defaults = defaults_of(values) | {"env": group_defaults("env", family) if family in options("env") else {}}
     given = changed(values, defaults)
+    for policy, own in (values["algo"].get("options") or {}).items():  # of algo=multi; others are as algo.inner
+        given |= changed(own, values["algo"].get("inner", {}), f"algo.options.{policy}")
     tables = [path for path in given if f".{TABLE}." in path]
     for path in tables:
         without = copy.deepcopy(values)

@@ -28,6 +28,8 @@ def conditions_of(cls: Any, name: str) -> tuple[Condition, ...]:
 def conditional(config: Typed) -> Iterator[tuple[str, str, Condition]]:
     """Yields (path, group, condition) of every option of a run that has a condition, such as
     ("algo.exploration.theta", "algo.exploration", OnlyWith("kind", "ou"))."""
+    for field in dataclasses.fields(config.run):
+        yield from ((field.name, "", one) for one in conditions_of(type(config.run), field.name))  # type: ignore[arg-type]
     for name, node in _roots(config).items():
         yield from _inside(node, name)
 
@@ -59,6 +61,15 @@ def _inside(node: Any, path: str) -> Iterator[tuple[str, str, Condition]]:
         value = value.cfg if isinstance(value, Inner) else value
         if dataclasses.is_dataclass(value):
             yield from _inside(value, f"{path}.{field.name}")
+        elif isinstance(value, dict):
+            for name, one in value.items():
+                if isinstance(one, Inner):  # the options of one of several policies (algo=multi)
+                    yield from (found for found in _inside(one.cfg, f"{path}.{field.name}.{name}") if _is_own(found[2]))
+
+
+def _is_own(condition: Condition) -> bool:
+    """Whether a condition is on other options of the same policy. Kinds of runs are those of algo.inner."""
+    return isinstance(condition, OnlyWith) and not condition.option.startswith("algo.")
 
 
 def value_at(config: Typed, path: str) -> Any:
@@ -67,7 +78,7 @@ def value_at(config: Typed, path: str) -> Any:
     node = _roots(config).get(first)
     for name in rest:
         node = node.cfg if isinstance(node, Inner) else node
-        node = getattr(node, name, None)
+        node = node.get(name) if isinstance(node, dict) else getattr(node, name, None)
     return node
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from rlrun.core.algorithm import Algorithm
-from rlrun.core.conditions import COUNTED, JUDGED, OnlyFor
+from rlrun.core.conditions import COUNTED, JUDGED, SAVED_WHEN_BETTER, OnlyFor
 from rlrun.core.evaluation_duty import Evaluations
 from rlrun.core.metrics import EpisodeStatistics
 from rlrun.core.ranges import Count, NotNegative, Positive
@@ -30,7 +30,7 @@ class StopConfig:
 class CheckpointConfig:
     every: Annotated[int, Count] | None
     every_sec: Annotated[float, NotNegative] | None
-    best_every_sec: Annotated[float, NotNegative] | None
+    best_every_sec: Annotated[Annotated[float, NotNegative] | None, OnlyFor(SAVED_WHEN_BETTER)]
     keep: Annotated[int, Count]
     first_sec: Annotated[float, Positive] | None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
 from rlrun.core.algorithm import Algorithm
-from rlrun.core.conditions import PLAYED, OnlyFor, OnlyWith
+from rlrun.core.conditions import DRAWING, PLAYED, OnlyFor, OnlyWith
 from rlrun.core.estimates import EstimateConfig
 from rlrun.core.evaluation import Evaluated, Evaluators
 from rlrun.core.metrics import finite, spread
@@ -25,9 +25,9 @@ GAMES = (OnlyWith("every"), OnlyFor(PLAYED))
 @dataclass(frozen=True, kw_only=True)
 class EvalConfig:
     every: Annotated[int, Count] | None
-    episodes: Annotated[int, Count, *GAMES]
-    env_steps: Annotated[Annotated[int, Count] | None, *GAMES]
-    greedy: Annotated[bool, *GAMES]
+    episodes: Annotated[int, Count, OnlyWith("env_steps", None), *GAMES]
+    env_steps: Annotated[Annotated[int, Count] | None, OnlyWith("function", None), *GAMES]
+    greedy: Annotated[bool, OnlyFor(DRAWING), *GAMES]
     workers: Annotated[int, NotNegative, *GAMES]
     parallel: Annotated[Literal["auto"] | bool, OnlyWith("workers")]
     function: Annotated[str | None, *GAMES]

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 
-from rlrun.core.conditions import REWARDS, OnlyFor
+from rlrun.core.conditions import REWARDS, ROWS, OnlyFor
 from rlrun.core.env import Rows, Step
 from rlrun.core.errors import FAILURES, EnvError, UserError, told
 from rlrun.core.installing import install_line
@@ -43,7 +43,7 @@ class AtariConfig(TimeLimits):
     full_action_space: bool
     noop_max: Annotated[int, NotNegative]
     fire: bool
-    life_loss_terminal: bool
+    life_loss_terminal: Annotated[bool, OnlyFor(ROWS)]
     size: Literal["auto"] | Annotated[int, Side]
     grayscale: bool
     stack: Annotated[int, Count]

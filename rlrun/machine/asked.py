@@ -25,6 +25,7 @@ class Asked:
     cfg: ResourcesConfig
     needs: Needs
     image: bool  # whether observations contain an image
+    convolutions: bool  # whether rlrun's convolutions read it
     make_env: EnvFactory
     for_samplers: str = ""  # an option that the user set and that is for samplers in processes of their own
     own_networks: bool = False  # whether a part of the networks is the user's own

@@ -341,7 +341,9 @@ def resources(
     """Makes the remaining decisions, which are the same for every runner, and puts all of them together."""
     kind, place = inference.value, where.value
     tasks = asked.needs.tasks is not None
-    digits = compute.precision(asked.cfg.precision, place, asked.image, machine, asked.needs.low_precision, tasks)
+    digits = compute.precision(
+        asked.cfg.precision, place, asked.convolutions, machine, asked.needs.low_precision, tasks
+    )
     graphs = compute.cuda_graphs(asked, place, learners.value)
     chosen = (learners, *before, inference, where, digits, samplers, envs, threads, graphs)
     return Resources(

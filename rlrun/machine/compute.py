@@ -66,17 +66,22 @@ def on_cpu_despite(why: str, asked: Asked, machine: Machine) -> Choice:
 
 
 def precision(
-    wanted: str, where: torch.device, image: bool, machine: Machine, everything: bool = False, tasks: bool = False
+    wanted: str,
+    where: torch.device,
+    convolutions: bool,
+    machine: Machine,
+    everything: bool = False,
+    tasks: bool = False,
 ) -> Choice:
-    """Chooses fp32 or bf16. Only convolutional encoders and the layers behind them use bf16, unless all of an
-    algorithm's networks can (everything). Gradients of adapted policies (tasks) are made in fp32."""
+    """Chooses fp32 or bf16. Only rlrun's convolutions and the layers behind them use bf16, unless all of an algorithm's
+    networks can (everything). Gradients of adapted policies (tasks) are made in fp32."""
     if wanted == "bf16" and tasks:
         raise UserError("resources.precision=bf16 is for algorithms without tasks: policies are adapted in fp32")
     if tasks:
         return Choice("fp32")
-    if wanted == "bf16" and not image and not everything:
-        raise UserError("resources.precision=bf16 is for environments that show images: only convolutions use bf16")
-    if wanted != "auto" or not (image or everything):
+    if wanted == "bf16" and not convolutions and not everything:
+        raise UserError("resources.precision=bf16 is for encoders with convolutions: only convolutions use bf16")
+    if wanted != "auto" or not (convolutions or everything):
         return Choice("bf16" if wanted == "bf16" else "fp32")
     if where.type == "cuda":
         return Choice("bf16", f"precision=bf16: {'products' if everything else 'convolutions'} on a GPU")

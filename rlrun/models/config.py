@@ -12,6 +12,7 @@ from rlrun.core.conditions import (
     ACTIVATED,
     CHOICES,
     CONTINUOUS,
+    CONV_LAYERS,
     CONVOLUTIONS,
     DRAWN,
     EACH_AGENT,
@@ -95,7 +96,7 @@ class ModelConfig:
     activation: Annotated[Activation, OnlyFor(ACTIVATED)]
     conv_filters: Annotated[tuple[tuple[Sides, Sides, Sides], ...] | None, OnlyFor(CONVOLUTIONS)]
     conv_padding: Annotated[Padding, OnlyFor(CONVOLUTIONS), OnlyWith("conv_filters")]
-    conv_hidden: Annotated[Literal["auto"] | tuple[Annotated[int, Count], ...], OnlyFor(CONVOLUTIONS)]
+    conv_hidden: Annotated[Literal["auto"] | tuple[Annotated[int, Count], ...], OnlyFor(CONV_LAYERS)]
     conv_activation: Annotated[Activation | Literal["auto"], OnlyFor(CONVOLUTIONS)]
     init: Annotated[Literal["orthogonal", "default"], OnlyFor(DRAWN)]
     layer_norm: Annotated[bool, OnlyFor(NORMALIZED)]

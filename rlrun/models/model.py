@@ -380,6 +380,11 @@ class Model:
                 )
             # The head then makes E numbers, whose inner product with an action's embedding is that action's value.
             actions = embedding_of(spec, self.action_embedding)[1]
+        if cfg.noisy and self.own_q_head is not None and not hidden:
+            raise UserError(
+                "model.q_head replaces the only layer that could be noisy: give head.hidden layers, such as [128], or"
+                " set head.noisy=false and another exploration"
+            )
         precision = self.precision if image else "fp32"  # layers behind convolutions are as wide as those make them
         return QHead(
             trunk.features,

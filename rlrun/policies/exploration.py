@@ -54,6 +54,7 @@ class ValueExplorationConfig(ExplorationConfig):
         Annotated[float, PositiveShare] | None,
         EXPLORING,
         OnlyWith("kind", "epsilon_greedy", "soft_q", "parameter_noise"),
+        OnlyWith("epsilon"),
         OnlyFor(SEVERAL_ENVS),
     ]
     eval_epsilon: Annotated[float, Share]
@@ -73,13 +74,17 @@ class ActionNoiseConfig(ExplorationConfig):
     """How a deterministic policy explores."""
 
     KINDS: ClassVar[tuple[str, ...]] = ("ou", "gaussian", "parameter_noise", "random")
-    std: Annotated[float, Positive, EXPLORING, OnlyWith("kind", "ou", "gaussian", "parameter_noise")]
+    std: Annotated[float, Positive, EXPLORING, OnlyWith("kind", "ou", "gaussian", "parameter_noise"), OnlyWith("scale")]
     # From 2 on the process would grow without bound.
-    theta: Annotated[float, Range(0, 2, below_highest=True), EXPLORING, OnlyWith("kind", "ou")]
+    theta: Annotated[float, Range(0, 2, below_highest=True), EXPLORING, OnlyWith("kind", "ou"), OnlyWith("scale")]
     scale: Annotated[Schedule, NotNegative, EXPLORING, OnlyWith("kind", "ou", "gaussian", "parameter_noise")]
     # Columns' values are log-spaced from scale to this.
     scale_min: Annotated[
-        Annotated[float, Positive] | None, EXPLORING, OnlyWith("kind", "ou", "gaussian"), OnlyFor(SEVERAL_ENVS)
+        Annotated[float, Positive] | None,
+        EXPLORING,
+        OnlyWith("kind", "ou", "gaussian"),
+        OnlyWith("scale"),
+        OnlyFor(SEVERAL_ENVS),
     ]
 
     def __post_init__(self):

@@ -16,10 +16,13 @@ from typing import Annotated, Literal, NamedTuple, Protocol
 
 import numpy as np
 
-from rlrun.core.conditions import OnlyWith
+from rlrun.core.conditions import SEARCHED, OnlyFor, OnlyWith
 from rlrun.core.ranges import Count, NotNegative, Positive, PositiveShare, Share
 
 CLOSED = -1e9  # the logit and the score of an illegal action, as ops/distributions.py has it
+
+
+NOISE = (OnlyWith("..explore"), OnlyWith("root", "puct"), OnlyFor(SEARCHED))  # conditions for noise at the root
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,17 +31,17 @@ class SearchConfig:
 
     simulations: Annotated[int, NotNegative]
     root: Literal["puct", "gumbel"]
-    puct: Annotated[float, NotNegative, OnlyWith("root", "puct")]
-    puct_base: Annotated[float, NotNegative, OnlyWith("root", "puct")]
-    unvisited: Annotated[Literal["parent", "zero", "minimum"], OnlyWith("root", "puct")]
-    normalize: Annotated[Literal["auto", "siblings", "none"], OnlyWith("root", "puct")]
-    dirichlet_alpha: Annotated[float, Positive, OnlyWith("..explore"), OnlyWith("root", "puct")]
-    dirichlet_share: Annotated[float, Share, OnlyWith("..explore"), OnlyWith("root", "puct")]
-    min_depth: Annotated[int, NotNegative]
-    max_depth: Annotated[int, Count] | None
-    considered: Annotated[int, Count, OnlyWith("root", "gumbel")]
-    value_scale: Annotated[float, Positive, OnlyWith("root", "gumbel")]
-    visit_offset: Annotated[float, NotNegative, OnlyWith("root", "gumbel")]
+    puct: Annotated[float, NotNegative, OnlyWith("root", "puct"), OnlyFor(SEARCHED)]
+    puct_base: Annotated[float, NotNegative, OnlyWith("root", "puct"), OnlyFor(SEARCHED)]
+    unvisited: Annotated[Literal["parent", "zero", "minimum"], OnlyWith("root", "puct"), OnlyFor(SEARCHED)]
+    normalize: Annotated[Literal["auto", "siblings", "none"], OnlyWith("root", "puct"), OnlyFor(SEARCHED)]
+    dirichlet_alpha: Annotated[float, Positive, OnlyWith("dirichlet_share"), *NOISE]
+    dirichlet_share: Annotated[float, Share, *NOISE]
+    min_depth: Annotated[int, NotNegative, OnlyFor(SEARCHED)]
+    max_depth: Annotated[Annotated[int, Count] | None, OnlyFor(SEARCHED)]
+    considered: Annotated[int, Count, OnlyWith("root", "gumbel"), OnlyFor(SEARCHED)]
+    value_scale: Annotated[float, Positive, OnlyWith("root", "gumbel"), OnlyFor(SEARCHED)]
+    visit_offset: Annotated[float, NotNegative, OnlyWith("root", "gumbel"), OnlyFor(SEARCHED)]
     discount: Annotated[float, PositiveShare]
 
     def __post_init__(self):

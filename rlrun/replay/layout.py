@@ -48,8 +48,8 @@ class ReplayConfig:
 @dataclass(frozen=True, kw_only=True)
 class PrioritizedReplayConfig(ReplayConfig):
     alpha: Annotated[float, NotNegative]
-    beta: Annotated[Schedule, NotNegative]
-    priority_epsilon: Annotated[float, NotNegative]
+    beta: Annotated[Schedule, NotNegative, OnlyWith("alpha")]
+    priority_epsilon: Annotated[float, NotNegative, OnlyWith("alpha")]
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ def layout(asked: Asked, machine: Machine) -> Resources:
         envs = Choice(count, f"envs_per_sampler={count}: {2 * population.pairs} episodes an update over {over}")
     where = compute.on_cpu_despite("an update is one weighted sum of noise", asked, machine)
     precision: Precision = (
-        "fp32" if cfg.precision == "auto" else compute.precision(cfg.precision, CPU, asked.image, machine).value
+        "fp32" if cfg.precision == "auto" else compute.precision(cfg.precision, CPU, asked.convolutions, machine).value
     )
     return Resources(
         inference=kind,

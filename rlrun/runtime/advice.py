@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from rlrun.core.algorithm import Inner
 from rlrun.core.env import Rows
 from rlrun.core.errors import FAILURES, EnvError
 from rlrun.core.health import LARGE_OBSERVATION
@@ -28,7 +29,12 @@ PROBE_STEPS, PROBE_SEC = 200, 0.5  # how long random actions are tried, at most
 
 def notes(plan: Plan) -> list[str]:
     """Returns the notes on a run, in whole sentences."""
-    found = [_on_observations(plan), _on_endless_games(plan), *(plan.data.notes if plan.data is not None else [])]
+    found = [
+        _on_observations(plan),
+        _on_endless_games(plan),
+        _on_single_steps(plan),
+        *(plan.data.notes if plan.data is not None else []),
+    ]
     if plan.replay is not None:
         found += plan.replay.notes(plan.config.run.env_steps)
     return [note for note in found if note]
@@ -48,6 +54,21 @@ def _on_endless_games(plan: Plan) -> str | None:
     return (
         f"rlrun knows of nothing that limits the length of a game of {spec.name}, and evaluations play games to their"
         f" ends, however late these come; {spec.limit_option}=N is a limit"
+    )
+
+
+def _on_single_steps(plan: Plan) -> str | None:
+    """With one step for each batch, PPO's ratio is 1 and its values are those of acting."""
+    algo = plan.config.algo
+    algo = algo.inner.cfg if isinstance(getattr(algo, "inner", None), Inner) else algo
+    if algo.name != "ppo" or algo.num_epochs > 1 or algo.minibatch_size < algo.batch_size:
+        return None
+    if plan.config.run.model.observation_filter != "none":  # whose moments have changed since acting
+        return None
+    return (
+        "every batch is learnt from in one step, before the policy has changed, so that algo.clip, algo.value_clip and"
+        " algo.kl_coef have no effect; more passes (algo.num_epochs) or smaller minibatches (algo.minibatch_size) give"
+        " them one"
     )
 
 

@@ -23,6 +23,7 @@ from rlrun.machine.machine import Machine
 from rlrun.machine.nodes import RayConfig, sampler_shares
 from rlrun.machine.resources import Resources
 from rlrun.models.config import has_own_parts
+from rlrun.models.model import is_convolutional
 from rlrun.runners import distributed_replay
 from rlrun.runtime.learners_plan import check_learners, learners_on_nodes
 
@@ -64,6 +65,7 @@ def layout(config: Typed, spec: EnvSpec, needs: Needs, machine: Machine, given: 
                 cfg=asked,
                 needs=needs,
                 image=spec.image,
+                convolutions=is_convolutional(spec, config.run.model),
                 make_env=make_env,
                 own_networks=has_own_parts(config.run.model),
                 num_shards=shards_of(config.runner) or 1,

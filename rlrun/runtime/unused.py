@@ -22,7 +22,7 @@ from rlrun.datasets.rllib_parquet import RLlibParquet
 from rlrun.datasets.trajectories import Source
 from rlrun.envs.recorded import RecordedConfig
 from rlrun.models.encoders import MLP, Behind, ConvolutionalNet, ImageEncoder, NatureCNN, Parts
-from rlrun.models.heads import QHead
+from rlrun.models.heads import QHead, QHeadConfig
 from rlrun.models.model import is_convolutional
 from rlrun.models.observations import entries_of
 from rlrun.policies.bandits import BanditPolicy
@@ -100,6 +100,22 @@ def _single_images(plan: Plan) -> bool:
     return whole and is_convolutional(plan.spec, model) and model.memory.kind == "none"
 
 
+def _convolves(plan: Plan) -> bool:
+    return is_convolutional(plan.spec, plan.config.run.model)
+
+
+def _conv_layers(plan: Plan) -> bool:
+    """Layers behind the convolutions of a single image belong to the head of action values, which may have its own."""
+    head = getattr(_core(plan), "head", None)
+    replaced = isinstance(head, QHeadConfig) and head.hidden != "auto" and not head.encoder_layer
+    return _convolves(plan) and not (replaced and _single_images(plan))
+
+
+def _searched(plan: Plan) -> bool:
+    core = _core(plan)
+    return core.search.simulations > 0 or bool(core.eval_simulations)
+
+
 def _core(plan: Plan) -> Any:
     """The options of the algorithm, or of the one inside it."""
     algo = plan.config.algo
@@ -111,7 +127,7 @@ def _rewards(plan: Plan) -> bool:
 
 
 def _learnt_values(plan: Plan) -> bool:
-    return all(getattr(_core(plan), name, True) for name in ("use_critic", "baseline"))
+    return all(getattr(_core(plan), name, True) not in (False, "linear") for name in ("use_critic", "baseline"))
 
 
 def _rewarding_layers(plan: Plan) -> bool:
@@ -154,9 +170,10 @@ KINDS: dict[str, Callable[[Plan], bool]] = {
     conditions.VECTORS: lambda plan: bool(entries_of(plan.spec).vectors),
     conditions.NUMBERS: lambda plan: any(isinstance(part.space, Box) for part in entries_of(plan.spec).vectors),
     conditions.FILTERED: lambda plan: any(isinstance(part, Box) for _, part in leaves(plan.spec.observation)),
-    conditions.IMAGE_ENCODERS: lambda plan: plan.spec.image and not plan.config.algorithm.has_world_model,
+    conditions.IMAGE_ENCODERS: lambda plan: _convolves(plan) and not plan.config.algorithm.has_world_model,
     conditions.SINGLE_IMAGES: _single_images,
-    conditions.CONVOLUTIONS: lambda plan: is_convolutional(plan.spec, plan.config.run.model),
+    conditions.CONVOLUTIONS: _convolves,
+    conditions.CONV_LAYERS: _conv_layers,
     conditions.OWN_ENCODERS: lambda plan: is_path(plan.config.run.model.encoder),
     conditions.ACTION_PARTS: lambda plan: isinstance(plan.spec.action, Nested),
     conditions.ACTION_EMBEDDINGS: lambda plan: (
@@ -184,6 +201,11 @@ KINDS: dict[str, Callable[[Plan], bool]] = {
     conditions.UNITS: _in_units,
     conditions.PLAYED: lambda plan: not isinstance(plan.config.env, RecordedConfig),
     conditions.COUNTED: _counted,
+    conditions.DRAWING: lambda plan: plan.needs.population is None,
+    conditions.ROWS: lambda plan: plan.needs.population is None,
+    conditions.SEARCHED: _searched,
+    conditions.TEMPERED: lambda plan: _core(plan).exploration.kind != "random",
+    conditions.SAVED_WHEN_BETTER: lambda plan: plan.config.run.eval.every is None or plan.config.algorithm.has_rating,
     conditions.JUDGED: lambda plan: _counted(plan) or plan.config.run.eval.every is not None,
     conditions.PACED: lambda plan: getattr(plan.config.runner, "pace", "ratio") == "ratio",
     conditions.WORLD_MODELS: lambda plan: plan.config.algorithm.has_world_model,

@@ -11,12 +11,14 @@ import yaml
 from conftest import SMALL, compose
 from wired import checked
 
+import rlrun.bench.replay
 from rlrun.cli import _dispatch
 from rlrun.config import saved
 from rlrun.config.run import type_config
 from rlrun.config.signature import sign
 from rlrun.config.types import save_yaml
 from rlrun.core.errors import RunFailed, UserError
+from rlrun.replay.layout import PrioritizedReplayConfig, ReplayConfig
 from rlrun.runtime import session
 from rlrun.runtime.rundir import RunDir
 
@@ -280,18 +282,25 @@ def test_throughput_of_a_replay_that_never_fills_is_refused(tmp_path, monkeypatc
 
 def test_the_replay_alone_is_measured(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("rlrun.bench.replay.SECONDS", 0.05)
-    file = tmp_path / "result.json"
-    assert _dispatch(["benchmark", "replay", "capacity=3000,4000", "--json", str(file)]) == 0
+    file, made = tmp_path / "result.json", []
+    plain = rlrun.bench.replay.Replay
+    monkeypatch.setattr("rlrun.bench.replay.Replay", lambda cfg, *rest: made.append(type(cfg)) or plain(cfg, *rest))
+    words = ["capacity=3000,4000", "replay.alpha=0.7", "--json", str(file)]
+    assert _dispatch(["benchmark", "replay", *words]) == 0
     cells = json.loads(file.read_text())["cells"]
     assert [(cell["name"], cell["capacity"]) for cell in cells] == [
         (name, size) for size in (3000, 4000) for name in ("uniform", "prioritized")
     ]
+    assert made == [ReplayConfig, PrioritizedReplayConfig] * 2
     assert all(
         cell["adds"] > 0 and min(cell["draws"].values()) > 0 and cell["planned_gb"] > 3000 * 7056e-9 for cell in cells
     )
     assert "rows stored/s" in capsys.readouterr().out
     with pytest.raises(UserError, match="at least 2000 rows"):
         _dispatch(["benchmark", "replay", "capacity=10"])
+    for word in ("replay.capacity=3000", "env=Pendulum-v1", "replay=prioritized"):
+        with pytest.raises(UserError, match=f"{word}: benchmark replay takes capacity=ROWS"):
+            _dispatch(["benchmark", "replay", word])
 
 
 def test_an_env_that_cannot_be_made_is_a_sentence():

@@ -81,6 +81,9 @@ def test_the_sentence_names_the_choice_that_has_the_option(words, said):
         (["algo=ppo", "model.conv_activation=elu"], "model.conv_activation is for images"),
         (["algo=es", "resources=auto", "resources.learner_threads=2"], "one thread makes"),
         (["algo=ppo", "resources.precision=bf16"], "only convolutions use bf16"),
+        (["algo=ppo", "env=Pong", "model=mlp", "resources.precision=bf16"], "only convolutions use bf16"),
+        (["algo=ppo", "env=Pong", "model=mlp", "resources.compile=true"], "is for encoders with convolutions"),
+        (["algo=rainbow", "model.q_head=test_every_option:Last"], "replaces the only layer that could be noisy"),
     ],
 )
 def test_an_option_that_a_run_does_not_use_is_refused(words, said, tmp_path, monkeypatch):
@@ -93,6 +96,7 @@ def test_an_option_that_a_run_does_not_use_is_refused(words, said, tmp_path, mon
 
 DREAMERV3 = ["algo=dreamerv3", "env=CartPole-v1"]
 RND = ["algo=rnd", "env=FrozenLake-v1"]
+TICTACTOE = ["algo=alphazero", "env=TicTacToe-v0", "model=mlp"]
 
 
 @pytest.mark.parametrize(
@@ -114,6 +118,20 @@ RND = ["algo=rnd", "env=FrozenLake-v1"]
         (["algo=td3", "env=Pendulum-v1"], "algo.critic.layer_norm=true", ["", "algo.critic.hidden=[]"], "only where algo.critic.hidden is set"),
         (["algo=re3", "env=CartPole-v1"], "algo.activation=tanh", ["", "algo.encoder_hidden=[]"], "for networks with hidden layers"),
         (["algo=re3", "algo.encoder_hidden=[]"], "algo.activation=tanh", ["env=Pong", "env=CartPole-v1"], "for networks with hidden layers"),
+        (["algo=rainbow", "env=CartPole-v1"], "algo.exploration.epsilon_min=0.01", ["algo.exploration.epsilon=0.1", ""], "only where algo.exploration.epsilon is set"),
+        (["algo=ddpg", "env=Pendulum-v1"], "algo.exploration.std=0.5", ["", "algo.exploration.scale=0"], "only where algo.exploration.scale is set"),
+        (["algo=dqn", "env=CartPole-v1", "replay=prioritized"], "replay.beta=0.9", ["", "replay.alpha=0"], "only where replay.alpha is set"),
+        (TICTACTOE, "algo.search.dirichlet_alpha=0.3", ["", "algo.search.dirichlet_share=0"], "only where algo.search.dirichlet_share is set"),
+        ([*TICTACTOE, "algo.search.simulations=0"], "algo.search.puct=2", ["algo.eval_simulations=8", ""], "for searches with simulations"),
+        (TICTACTOE, "algo.temperature_moves=3", ["", "algo.exploration.kind=random"], "for runs that explore by the search's visits"),
+        (["algo=dqn", "env=rlrun/IdentityImage-v0"], "model.conv_hidden=[8]", ["", "algo.head.hidden=[8]"], "layers behind them that algo.head.hidden does not replace"),
+        (["algo=maml", "env=PendulumMass-v0"], "model.share_value=true", ["algo.baseline=value", "algo.baseline=linear"], "for algorithms that learn values with a network"),
+        (["algo=ppo", "env=CartPole-v1", "eval.every=1000"], "eval.episodes=50", ["", "eval.env_steps=500"], "only where eval.env_steps=null"),
+        (["env=CartPole-v1", "eval.every=1000"], "eval.greedy=false", ["algo=ppo", "algo=es"], "for policies that draw actions"),
+        (["env=Pong"], "env.life_loss_terminal=false", ["algo=a2c", "algo=es"], "for algorithms that learn from single steps"),
+        (["algo=ppo", "env=CartPole-v1"], "checkpoint.best_every_sec=60", ["", "eval.every=1000"], "for runs that training games or a rating judge"),
+        (["algo=es", "env=CartPole-v1"], "episode_window=7", ["", "algo.eval_share=0"], "for runs whose training plays games that count"),
+        (["algo=multi", "env=MultiAgentCartPole-v0"], "algo.options.agent_1.kl_target=0.5", ["algo.options={agent_1: {kl_coef: 0.1}}", ""], r"only where algo.options.agent_1.kl_coef is set"),
     ],
 )  # fmt: skip
 def test_an_option_is_refused_where_another_one_or_the_environment_switches_it_off(words, given, used, said, capsys):
