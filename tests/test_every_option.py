@@ -138,6 +138,10 @@ SET = {
     "conv_filters": [[4, 4, 2], [4, 3, 2]],
     "explore": True,
     "..explore": True,
+    "scale": 0.5,
+    "epsilon": 0.3,
+    "alpha": 0.6,
+    "dirichlet_share": 0.25,
     "use_critic": True,
     "share": True,
     "min_q_weight": 0.5,
@@ -159,12 +163,13 @@ SEQUENCES = [
 ]
 HOLDS = {
     kinds.SEVERAL_AGENTS: ["env=MultiAgentCartPole-v0", "model.share_value=false"],
-    kinds.CONTINUOUS: ["env=Pendulum-v1"], kinds.CHOICES: ["env=CartPole-v1"], kinds.LEARNT_VALUES: ["algo.baseline=true"], kinds.PACED: ["runner=distributed_replay"], kinds.IMAGES: IMAGE, kinds.SINGLE_IMAGES: [*IMAGE, "model.hidden=[]", "model/memory=none"], kinds.CONVOLUTIONS: IMAGE,
+    kinds.CONTINUOUS: ["env=Pendulum-v1"], kinds.CHOICES: ["env=CartPole-v1"], kinds.LEARNT_VALUES: ["algo.baseline=true"], kinds.PACED: ["runner=distributed_replay"], kinds.IMAGES: IMAGE, kinds.SINGLE_IMAGES: [*IMAGE, "model.hidden=[]", "model/memory=none"], kinds.CONVOLUTIONS: IMAGE, kinds.CONV_LAYERS: IMAGE,
     kinds.OWN_ENCODERS: ["model.encoder=test_every_option:Wide"], kinds.ACTION_PARTS: ["env=rlrun/EverySpace-v0"],
     kinds.SAMPLERS: [], kinds.SEVERAL_ENVS: ["algo.num_envs=3"], kinds.ACTION_EMBEDDINGS: ["env=ParametricActionsCartPole-v0"], kinds.ACTIVATED: ["model.hidden=[8]"],
     kinds.NORMALIZED: ["model.hidden=[8]"], kinds.DRAWN: ["algo.actor.hidden=[4]"],
     kinds.NUMBERS: ["env=CartPole-v1"], kinds.FILTERED: ["env=CartPole-v1"], kinds.SLOW_VALUES: ["algo.slow_reg=1"], kinds.REWARDING_LAYERS: [],
     kinds.SLATES: ["env=tests/Displays-v0", "algo.items=candidates", "algo.initial_pulls=0"],
+    kinds.SEARCHED: [], kinds.TEMPERED: [],
     kinds.EXPERIENCE: [],  # the words of tests/small/ have runners that gather it
 }  # fmt: skip
 

@@ -15,7 +15,6 @@ from rlrun.config.paths import options
 from rlrun.config.types import ConfigError, MissingOption, numbers_read, typed
 from rlrun.config.words import at_home
 from rlrun.core.algorithm import Algorithm, Inner
-from rlrun.core.conditions import COUNTED, OnlyFor
 from rlrun.core.duties import CheckpointConfig, StopConfig
 from rlrun.core.errors import UserError, closest
 from rlrun.core.evaluation_duty import EvalConfig
@@ -64,7 +63,7 @@ class RunConfig:
     runs_root: Annotated[str, Text]
     log_every_sec: Annotated[float, Positive] | None
     log_every_steps: Literal["auto"] | Annotated[int, Count] | None
-    episode_window: Annotated[int, Count, OnlyFor(COUNTED)]
+    episode_window: Annotated[int, Count]
     data: DataConfig
     record: Annotated[str, Text] | None
     init: Annotated[str, Text] | None

@@ -28,8 +28,6 @@ def conditions_of(cls: Any, name: str) -> tuple[Condition, ...]:
 def conditional(config: Typed) -> Iterator[tuple[str, str, Condition]]:
     """Yields (path, group, condition) of every option of a run that has a condition, such as
     ("algo.exploration.theta", "algo.exploration", OnlyWith("kind", "ou"))."""
-    for field in dataclasses.fields(config.run):
-        yield from ((field.name, "", one) for one in conditions_of(type(config.run), field.name))  # type: ignore[arg-type]
     for name, node in _roots(config).items():
         yield from _inside(node, name)
 

@@ -231,6 +231,12 @@ def test_what_train_refuses_is_refused_before_any_job_begins(words, said):
         _dispatch(["sweep", *words, "logger=[]", "resources=debug", "--dry-run"])
 
 
+def test_a_value_is_checked_though_the_job_before_has_the_default():
+    words = ["algo=ppo", "env=CartPole-v1", "logger=[]", "resources=debug", "--dry-run"]
+    with pytest.raises(UserError, match=r"algo\.kl_target=0\.02 does nothing in this run"):
+        _dispatch(["sweep", "algo.kl_target=0.01,0.02", *words])
+
+
 def test_jobs_that_differ_in_seeds_and_fractions_are_planned_once(monkeypatch, capsys):
     planned = []
     monkeypatch.setattr("rlrun.commands.sweep_check.check_plan", lambda values, *_: planned.append(values["algo"]["batch_size"]))

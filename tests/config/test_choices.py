@@ -130,7 +130,6 @@ TICTACTOE = ["algo=alphazero", "env=TicTacToe-v0", "model=mlp"]
         (["env=CartPole-v1", "eval.every=1000"], "eval.greedy=false", ["algo=ppo", "algo=es"], "for policies that draw actions"),
         (["env=Pong"], "env.life_loss_terminal=false", ["algo=a2c", "algo=es"], "for algorithms that learn from single steps"),
         (["algo=ppo", "env=CartPole-v1"], "checkpoint.best_every_sec=60", ["", "eval.every=1000"], "for runs that training games or a rating judge"),
-        (["algo=es", "env=CartPole-v1"], "episode_window=7", ["", "algo.eval_share=0"], "for runs whose training plays games that count"),
         (["algo=multi", "env=MultiAgentCartPole-v0"], "algo.options.agent_1.kl_target=0.5", ["algo.options={agent_1: {kl_coef: 0.1}}", ""], r"only where algo.options.agent_1.kl_coef is set"),
     ],
 )  # fmt: skip
