@@ -243,12 +243,21 @@ def table(results: list[dict]) -> str:
 def verdict(result: dict) -> str:
     """Whether all is flat, or what is not."""
     if result["flat"] or result["speed"] is None:
-        return "It is flat." if result["flat"] else "It was too short."
+        return f"It is flat{within(result)}." if result["flat"] else "It was too short."
     grew = [NAMES[key][0] for key, one in result["slopes"].items() if one["per_hour"] - 2 * one["error"] > NAMES[key][2]]
     slower = [f"speed ({100 * result['speed']:.0f} % at the end)"] if result["speed"] < SPEED else []
     if not grew + slower:  # what was seen varies so much that growth within the bounds cannot be told from none
         return "It was too short to say."
-    return f"It is flat but for {' and '.join(grew + slower)}."
+    return f"It is flat{within(result)} but for {' and '.join(grew + slower)}."
+
+
+def within(result: dict) -> str:
+    """Words about memory that grew by less than the bound, but clearly by more than nothing; else none."""
+    memory = result["slopes"]["memory_mb"]
+    low = memory["per_hour"] - 2 * memory["error"]
+    if not 0 < low <= MEMORY_MB:
+        return ""
+    return f" within the bound, which says nothing about a month, as its memory grew by {memory['per_hour']:.1f} MB an hour,"
 
 
 def grown(result: dict) -> str:
@@ -285,6 +294,9 @@ def page() -> None:
         "env steps in the time of one such loop. The page compares the speed of the last sixth with that of the second sixth.",
         "Other work on the machine makes this speed uneven. Memory is the proportional set size without pages of files; runs",
         "before 2026-11-26 counted those pages too. `scripts/soak --page` writes this page.",
+        "",
+        f"A run is called flat where its memory grows by less than {MEMORY_MB:.0f} MB an hour, less twice the error. Slower",
+        f"growth cannot be seen in an hour. Kept up for a month, it could be {MEMORY_MB * 24 * 30 / 1000:.0f} GB.",
         "",
         table(results),
         "",
