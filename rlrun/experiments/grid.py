@@ -79,7 +79,6 @@ def parse(words: Sequence[str]) -> Space:
     """The space that the words of a sweep span. UserError where a word cannot be read, stands for no value at all, or
     where a key that varies or one of its values is given twice."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.core.override_parser.types import Glob, IntervalSweep
     from hydra.errors import HydraException
 
     parser = OverridesParser.create()
@@ -104,47 +103,48 @@ def parse(words: Sequence[str]) -> Space:
         if not varies:
             fixed.append(word)
         elif override.is_interval_sweep():
-            sweep = override.value()
-            assert isinstance(sweep, IntervalSweep)
-            assert sweep.start is not None and sweep.end is not None
-            if sweep.tags - {"log"}:
-                raise UserError(
-                    f"{word}: there is no tag {', '.join(sorted(sweep.tags - {'log'}))}; the only one is log, as in"
-                    " tag(log, interval(...))"
-                )
-            low, high, whole = (
-                float(sweep.start),
-                float(sweep.end),
-                isinstance(sweep.start, int) and isinstance(sweep.end, int),
-            )
-            if not math.isfinite(high - low):
-                raise UserError(f"{word}: both ends of an interval must be finite numbers, and their difference too")
-            if not low < high or ("log" in sweep.tags and low <= 0):
-                raise UserError(
-                    f"{word}: an interval's first number must be below its"
-                    f" last{', and above 0 with log' if 'log' in sweep.tags else ''}"
-                )
-            intervals[key] = Interval(low, high, "log" in sweep.tags, whole)
+            intervals[key] = _interval(word, override.value())
         else:
-            glob = override.value()
-            # Hydra writes a colon with a backslash, which names of classes in a later word must not have.
-            values = (
-                matches(key, glob)
-                if isinstance(glob, Glob)
-                else [
-                    value.replace("\\:", ":")
-                    for value in itertools.islice(override.sweep_string_iterator(), MOST_VALUES + 1)
-                ]
-            )
-            if not values:
-                raise UserError(f"{word} stands for no value, which would make a sweep without jobs")
-            if len(values) > MOST_VALUES:
-                raise UserError(f"{word} stands for {len(values):,} values, and a sweep takes at most {MOST_VALUES:,}")
-            twice = next((value for value, times in Counter(values).items() if times > 1), None)
-            if twice is not None:
-                raise UserError(f"{word} has {twice} twice, which would run the same job twice")
-            choices[key] = values
+            choices[key] = _choices(word, key, override)
     return Space(tuple(fixed), choices, intervals)
+
+
+def _interval(word: str, sweep: Any) -> Interval:
+    """The interval of a word such as algo.lr=interval(1e-5,1e-3), which Hydra read as an IntervalSweep."""
+    if sweep.tags - {"log"}:
+        raise UserError(
+            f"{word}: there is no tag {', '.join(sorted(sweep.tags - {'log'}))}; the only one is log, as in"
+            " tag(log, interval(...))"
+        )
+    low, high, log = float(sweep.start), float(sweep.end), "log" in sweep.tags
+    if not math.isfinite(high - low):
+        raise UserError(f"{word}: both ends of an interval must be finite numbers, and their difference too")
+    if not low < high or (log and low <= 0):
+        raise UserError(
+            f"{word}: an interval's first number must be below its last{', and above 0 with log' if log else ''}"
+        )
+    return Interval(low, high, log, isinstance(sweep.start, int) and isinstance(sweep.end, int))
+
+
+def _choices(word: str, key: str, override: Any) -> list[str]:
+    """The values of a word such as seed=1,2,3, which Hydra read as override."""
+    from hydra.core.override_parser.types import Glob
+
+    glob = override.value()
+    if isinstance(glob, Glob):
+        values = matches(key, glob)
+    else:
+        # Hydra writes a colon with a backslash, which names of classes in a later word must not have.
+        written = itertools.islice(override.sweep_string_iterator(), MOST_VALUES + 1)
+        values = [value.replace("\\:", ":") for value in written]
+    if not values:
+        raise UserError(f"{word} stands for no value, which would make a sweep without jobs")
+    if len(values) > MOST_VALUES:
+        raise UserError(f"{word} stands for {len(values):,} values, and a sweep takes at most {MOST_VALUES:,}")
+    twice = next((value for value, times in Counter(values).items() if times > 1), None)
+    if twice is not None:
+        raise UserError(f"{word} has {twice} twice, which would run the same job twice")
+    return values
 
 
 def matches(key: str, glob: Any) -> list[str]:

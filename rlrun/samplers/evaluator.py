@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from rlrun.core.batch import Batch
-from rlrun.core.env import EnvFactory, Rows, paid
+from rlrun.core.env import EnvFactory, Rows, Step, paid
 from rlrun.core.errors import RunFailed
 from rlrun.core.long_games import LongGames, warn
 from rlrun.core.policy import Mode, Policy
@@ -57,6 +57,43 @@ class FullGame(NamedTuple):
     each: np.ndarray  # the agents' own returns [N]
     discounted: float = math.nan  # as ret, with the discount that was asked for
     truncated: bool = False  # whether it was broken off, as by a time limit, and did not come to an end of its own
+
+
+class RunningGames:
+    """What the games that are being played have paid so far."""
+
+    def __init__(self, spec: EnvSpec, envs: int, discount: float):
+        self.spec, self.discount = spec, discount
+        self.returns, self.lengths = np.zeros(envs), np.zeros(envs, dtype=np.int64)
+        self.each = np.zeros((envs, 1 if spec.agents is None else len(spec.agents.names)))
+        self.discounted, self.factor = np.zeros(envs), np.ones(envs)
+        self.truncated = np.zeros(envs, dtype=bool)  # by their last step in which an agent decided
+
+    def add(self, step: Step) -> None:
+        shape = (len(self.lengths), self.spec.columns_per_env)
+        reward = paid(self.spec, step).reshape(shape)
+        counting = reward[:, self.spec.counts].sum(1)
+        self.returns += counting
+        self.each += step.reward if self.spec.joint else reward
+        lived = step.valid.reshape(shape).any(1)
+        self.lengths += lived
+        broken_off = (step.truncated & ~step.terminated).reshape(shape).any(1)
+        self.truncated = np.where(lived, broken_off, self.truncated)
+        self.discounted += self.factor * counting
+        self.factor[lived] *= self.discount
+
+    def end(self, number: int) -> FullGame:
+        """The game of this environment, which has ended. Its next one begins."""
+        game = FullGame(
+            float(self.returns[number]),
+            int(self.lengths[number]),
+            self.each[number].copy(),
+            float(self.discounted[number]),
+            bool(self.truncated[number]),
+        )
+        self.returns[number], self.lengths[number], self.each[number] = 0.0, 0, 0.0
+        self.discounted[number], self.factor[number], self.truncated[number] = 0.0, 1.0, False
+        return game
 
 
 class Evaluator:
@@ -107,24 +144,19 @@ class Evaluator:
         The seeds depend on `round_`, so that each evaluation of a run has its own. When stop() returns true, only the
         games that have been finished by then are returned.
         """
-        spec, columns, agents = self.env.spec, self.env.count, self.env.spec.columns_per_env
-        envs = columns // agents
-        many = len(spec.agents.names) if spec.agents is not None else 1
+        spec, columns = self.env.spec, self.env.count
+        envs = columns // spec.columns_per_env
         quota = np.full(envs, episodes // envs)  # of games
         quota[: episodes % envs] += 1
         if env_steps is not None:
             quota = np.full(envs, -(-env_steps // envs))
-        at = f"evaluating at {clock.env_steps:,} env steps"
-        counts = self.env.spec.counts
         counted = np.zeros(envs, dtype=np.int64)  # games or env steps
         device = next(policy.parameters(), torch.zeros(())).device  # players by rule have no parameters
         rng = self.seeds.generator("eval-policy", round_, *([self.number] if self.number else []), device=str(device))
         obs = self.env.reset(round_)
         is_first = np.ones(columns, dtype=bool)
         state: Batch = policy.initial_state(columns)
-        returns, lengths, each = np.zeros(envs), np.zeros(envs, dtype=np.int64), np.zeros((envs, many))
-        discounted, factor = np.zeros(envs), np.ones(envs)
-        truncated = np.zeros(envs, dtype=bool)  # by their last step in which an agent decided
+        running = RunningGames(spec, envs, discount)
         done: list[list[FullGame]] = [[] for _ in range(envs)]
         self.long.ended()
         with torch.inference_mode():
@@ -136,33 +168,17 @@ class Evaluator:
                 with doing(STEP, longest=True):
                     step = self.env.step(act.action.to("cpu").numpy())
                 obs, is_first = step.obs, step.is_first
-                reward = paid(self.env.spec, step).reshape(envs, agents)
-                returns += reward[:, counts].sum(1)
-                each += step.reward if spec.joint else reward
-                lived = step.valid.reshape(envs, agents).any(1)
-                lengths += lived
-                broken_off = (step.truncated & ~step.terminated).reshape(envs, agents).any(1)
-                truncated = np.where(lived, broken_off, truncated)
-                check_end(spec, lengths[counted < quota], "a score is the return of a whole episode")
-                discounted += factor * reward[:, counts].sum(1)
-                factor[lived] *= discount
-                for number in np.flatnonzero(is_first.reshape(envs, agents).all(1)):
+                running.add(step)
+                check_end(spec, running.lengths[counted < quota], "a score is the return of a whole episode")
+                for number in np.flatnonzero(is_first.reshape(envs, -1).all(1)):
+                    game = running.end(int(number))
                     if counted[number] < quota[number]:
-                        done[number].append(
-                            FullGame(
-                                float(returns[number]),
-                                int(lengths[number]),
-                                each[number].copy(),
-                                float(discounted[number]),
-                                bool(truncated[number]),
-                            )
-                        )
-                        counted[number] += 1 if env_steps is None else lengths[number]
+                        done[number].append(game)
+                        counted[number] += 1 if env_steps is None else game.length
                         self.long.ended()
-                    returns[number], lengths[number], each[number] = 0.0, 0, 0.0
-                    discounted[number], factor[number], truncated[number] = 0.0, 1.0, False
-                self.long.look(at, int(lengths[counted < quota].max(initial=0)))
-        return [episode for games in done for episode in games]
+                longest = int(running.lengths[counted < quota].max(initial=0))
+                self.long.look(f"evaluating at {clock.env_steps:,} env steps", longest)
+        return [game for games in done for game in games]
 
     def close(self) -> None:
         self.env.close()
