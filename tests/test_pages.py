@@ -5,6 +5,7 @@ import importlib.util
 import itertools
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,15 +27,17 @@ PAGES = [*(ROOT / name for name in TOP), *sorted((ROOT / "docs").glob("*.md"))]
 
 @pytest.fixture(scope="module")
 def pages():
-    made = importlib.util.spec_from_file_location("pages", ROOT / "scripts" / "pages" / "pages.py")
-    module = importlib.util.module_from_spec(made)
-    made.loader.exec_module(module)
+    """Gives the module of scripts/pages with this name."""
 
     def planned(*words):
         return plan(type_config(compose(*words, "logger=[]")), Machine(cores=4, env_step_sec=lambda make, count: 1e-3))
 
-    module.planned = planned  # the same, but of configs that all tests share
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "scripts" / "pages")
+        for name in ("algorithms", "cluster_scale", "gpu", "layout", "options", "pages", "results", "speed"):
+            patch.delitem(sys.modules, name, raising=False)
+        patch.setattr(importlib.import_module("algorithms"), "planned", planned)  # the same, but of shared configs
+        yield importlib.import_module
 
 
 SLOW = pytest.param("algorithms.md", marks=pytest.mark.slow)  # it makes a plan of every algorithm
@@ -42,7 +45,7 @@ SLOW = pytest.param("algorithms.md", marks=pytest.mark.slow)  # it makes a plan 
 
 @pytest.mark.parametrize("name", ["results.md", "speed.md", "options.md", "cluster_scale.md", SLOW])
 def test_a_generated_page_is_what_scripts_docs_writes(pages, name):
-    assert (ROOT / "docs" / name).read_text() == pages.PAGES[name]().rstrip() + "\n", "run scripts/docs"
+    assert (ROOT / "docs" / name).read_text() == pages("pages").PAGES[name]().rstrip() + "\n", "run scripts/docs"
 
 
 def test_every_bar_says_where_it_is_from():
@@ -57,7 +60,8 @@ def test_every_bar_says_where_it_is_from():
 @pytest.mark.parametrize("name, several", [("mbmpo", ""), ("lin_ts", "yes"), ("lin_ucb", "yes"), ("es", ""), ("a2c", "yes")])
 def test_several_learners_are_where_a_run_with_them_starts(pages, name, several):
     """The plan alone does not say it: the algorithm itself may refuse them."""
-    assert pages._can(name, "resources.num_learners=2", *pages._with_learners(name)) == several
+    page = pages("algorithms")
+    assert page._can(name, "resources.num_learners=2", *page._with_learners(name)) == several
     (row,) = (line for line in (ROOT / "docs" / "algorithms.md").read_text().splitlines() if line.startswith(f"| [`{name}`]"))
     assert row.split("|")[6].strip() == several
 
@@ -65,7 +69,7 @@ def test_several_learners_are_where_a_run_with_them_starts(pages, name, several)
 def test_a_label_begins_a_paragraph_and_a_sentence_is_not_torn(pages):
     text = "Both are on, as in\nRLlib: clipping and the penalty. (Few do so.)\nRecorded: nothing.\n"
     text += "Differs from the paper: much.\n\nChecked: yes."
-    assert pages._paragraphs(text).split("\n\n") == [
+    assert pages("algorithms")._paragraphs(text).split("\n\n") == [
         "Both are on, as in\nRLlib: clipping and the penalty. (Few do so.)",
         "Recorded: nothing.",
         "Differs from the paper: much.",
@@ -230,8 +234,9 @@ def test_commands_name_what_exists(page):
 
 
 def test_sections_of_options_link_to_what_they_inherit(pages):
-    assert list(pages._sources("algo/td3")) == ["off_policy/deterministic", "off_policy/actor_critic", "optimizer/base"]
-    assert "model/memory/none" in pages._sources("model/mlp") and "model/memory/none" not in pages._sources("model/lstm")
+    sources = pages("options")._sources
+    assert list(sources("algo/td3")) == ["off_policy/deterministic", "off_policy/actor_critic", "optimizer/base"]
+    assert "model/memory/none" in sources("model/mlp") and "model/memory/none" not in sources("model/lstm")
     text = (ROOT / "docs" / "options.md").read_text()
     said = text.partition("\n## algo/sac\n")[2].partition("\n## ")[0]
     assert "[off_policy/actor_critic](#off_policyactor_critic) and [optimizer/base](#optimizerbase)." in said

@@ -2,9 +2,10 @@
 rlrun doctor --cluster [address=HOST:6379] [simulate=N]
 
 Shows versions, cores, GPU, shared memory, optional packages and their licences, whether MuJoCo can draw, and what
-killed runs have left: runs that are marked RUNNING without a process, locks, half-written saves, folders in
-/dev/shm, and MLflow runs. --clean removes what is left and marks such runs FAILED in summary.json and in MLflow. It
-touches nothing that belongs to another user or to a process that lives. --fix only marks the MLflow runs, as KILLED.
+killed runs have left: runs that are marked RUNNING without a process, locks, half-written saves, unfinished files of
+recordings, folders in /dev/shm, and MLflow runs. --clean removes what is left and marks such runs FAILED in
+summary.json and in MLflow. It touches nothing that belongs to another user or to a process that lives. --fix only marks
+the MLflow runs, as KILLED.
 --cluster asks and measures the machines of a Ray cluster instead (docs/cluster.md).
 The exit code is 1 when something that rlrun needs is missing."""
 
@@ -185,6 +186,13 @@ def leftovers(root: Path, clean: bool) -> list[str]:
             done = "cleaned" + (" and marked FAILED" if left.running else "")
             what = f"; {done}" if found.clean(left) else "; left alone, because a process has it now"
         lines.append(f"run         {run_dir} {' and '.join(said)}{what}")
+    for folder, files in found.recordings(root).items():
+        size = sum(file.stat().st_size for file in files) / 1e6
+        many = f"{len(files)} unfinished file{'s' * (len(files) > 1)} ({size:,.1f} MB)"
+        what = ""
+        if clean:
+            what = "; removed" if found.remove_recordings(folder) else "; they cannot all be removed"
+        lines.append(f"data        {folder} has {many} of recordings that were killed{what}")
     for path in found.shared_memory():
         if clean:
             found.remove(path)

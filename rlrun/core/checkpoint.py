@@ -21,7 +21,7 @@ import re
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -99,15 +99,16 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def write_atomically(path: Path, text: str | bytes, folder: Path | None = None) -> None:
-    """Writes the text, or the bytes, such that the file is either complete or unchanged. A symbolic link is replaced,
-    not followed.
+def write_atomically(path: Path, text: str | bytes | Iterable[bytes], folder: Path | None = None) -> None:
+    """Writes the text, the bytes, or one part after another, such that the file is either complete or unchanged. A
+    symbolic link is replaced, not followed.
 
     folder: where the half-written file is, by default beside the file. It must be on the same file system."""
     descriptor, temporary = tempfile.mkstemp(dir=folder or path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(text.encode() if isinstance(text, str) else text)
+            parts = [text.encode()] if isinstance(text, str) else [text] if isinstance(text, bytes) else text
+            file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o666 & ~UMASK)
@@ -208,6 +209,14 @@ class Checkpoints:
         if not re.fullmatch(f"({BEST})?[0-9]+", str(name)):  # it may be a stranger's, and lead to another folder
             raise UserError(f"{self.directory / 'best.json'} is damaged")
         return str(name)
+
+    def best_metric(self, judged_by: str) -> float | None:
+        """The metric of the best checkpoint, if there is one that was judged by this."""
+        try:
+            said = json.loads((self.directory / str(self.best()) / "run.json").read_text())
+            return said["metric"] if said.get("judged_by", judged_by) == judged_by else None
+        except (OSError, ValueError, KeyError, AttributeError):
+            return None
 
     def save(
         self,

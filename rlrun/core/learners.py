@@ -181,10 +181,11 @@ class FollowingLearner:
             tensors, run = self.restored
             algorithm.load_state(tensors["algorithm"])
             self.clock = Clock(run["env_steps"], run["updates"])
-            self.generation = run["generation"] + 1
             self.restored = None
         if self.ranks.apart:
             self.clock, self.generation = hear_state(algorithm, self.ranks)
+        else:
+            self.generation = self.ranks.first(0)  # the checkpoint does not know of sessions that saved nothing
         check_equal(algorithm, self.ranks)
         return self.clock
 

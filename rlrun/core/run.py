@@ -10,7 +10,7 @@ from typing import Any
 from rlrun.core.algorithm import Algorithm, Update
 from rlrun.core.callbacks import Callback, add_to_row, call
 from rlrun.core.checkpoint import Checkpoints, copied
-from rlrun.core.duties import CheckpointConfig, Progress, Saves, StopConfig, Stops
+from rlrun.core.duties import CheckpointConfig, Progress, Saves, StopConfig, Stops, improves
 from rlrun.core.errors import Diverged, EnvError, RunFailed
 from rlrun.core.estimates import Estimates, Estimating
 from rlrun.core.evaluation import Evaluators
@@ -170,6 +170,9 @@ class Run:
             self.estimates.load(run)
             # A best one that was left behind is no longer there, and must not keep another from becoming the best.
             self.saves.best = None if self.checkpoints.best() is None else run["saved_best"]
+            # One that was found beside this process may be newer than the checkpoint, if the run was killed since.
+            if improves(found := self.checkpoints.best_metric(self.saves.judged_by), self.saves.best):
+                self.saves.best = found
             if run.get("judged_by", self.saves.judged_by) != self.saves.judged_by:  # the two cannot be compared
                 self.saves.best = self.progress.best = None
                 self.progress.best_at = self.clock.env_steps
@@ -179,6 +182,8 @@ class Run:
             duty.begin(self.clock)
         if self.ranks.apart:
             tell_state(algorithm, self.clock, self.generation, self.ranks)
+        else:
+            self.ranks.first(self.generation)
         check_equal(algorithm, self.ranks)
         return self.clock
 

@@ -26,6 +26,7 @@ SUMMARY: dict[str, Any] = {
     "resources": list,
     "resumed_by": list,
     "sessions": list,
+    "generation": int,
     **dict.fromkeys(("env_steps", "updates", "wall_sec", "return_mean", "episodes", "seed"), NUMBER),
     **dict.fromkeys(("eval_return_mean", "best_return_mean"), NUMBER),
 }
@@ -56,29 +57,35 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """All complete rows of a progress.jsonl; the last line of a killed run may be incomplete and is left out.
 
     Raises UserError where rlrun cannot have written the file, and OSError where it cannot be read."""
+    rows = []
     try:
-        lines = path.read_text().splitlines()
+        with path.open() as file:
+            for number, line in enumerate(file, 1):
+                if (row := _checked(line, f"{path}, line {number}")) is not None:
+                    rows.append(row)
     except UnicodeDecodeError:
         raise UserError(f"{path} holds no text, and therefore no rows of a run") from None
-    rows = []
-    for number, line in enumerate(lines, 1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if not isinstance(row, dict) or "env_steps" not in row:
-            continue
-        for key in ("env_steps", "time_sec"):
-            if isinstance(row.get(key), float) and not math.isfinite(row[key]):
-                raise UserError(f"{path}, line {number}: {key} is {row[key]}, and it must be a finite number")
-        for key in OWN_COLUMNS & row.keys():
-            if not isinstance(row[key], NUMBER):
-                raise UserError(f"{path}, line {number}: {key} is {str(row[key])[:60]!r}, and it must be a number")
-        if row["env_steps"] is None:
-            continue
-        # What a callback has written may be anything, and nothing here computes with it.
-        rows.append({key: value for key, value in row.items() if not isinstance(value, dict | list)})
     return rows
+
+
+def _checked(line: str, place: str) -> dict[str, Any] | None:
+    """A row without what a callback may have put there that is no number, or None for a line that holds no row."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict) or "env_steps" not in row:
+        return None
+    for key in ("env_steps", "time_sec"):
+        if isinstance(row.get(key), float) and not math.isfinite(row[key]):
+            raise UserError(f"{place}: {key} is {row[key]}, and it must be a finite number")
+    for key in OWN_COLUMNS & row.keys():
+        if not isinstance(row[key], NUMBER):
+            raise UserError(f"{place}: {key} is {str(row[key])[:60]!r}, and it must be a number")
+    if row["env_steps"] is None:
+        return None
+    # What a callback has written may be anything, and nothing here computes with it.
+    return {key: value for key, value in row.items() if not isinstance(value, dict | list)}
 
 
 def check_run_config(values: Mapping[str, Any], path: Path) -> None:

@@ -40,6 +40,7 @@ from rlrun.datasets.parquet import (
     read_list,
 )
 from rlrun.datasets.trajectories import DataFacts, Trajectory, row_fields
+from rlrun.datasets.unfinished import HIDDEN, begin, remove_left
 
 GROUP_ROWS = 50_000  # rows of a row group, unless they are large
 GROUP_BYTES = 32 << 20
@@ -52,8 +53,9 @@ COMPRESSED = (np.uint8, np.int8, np.int16, np.int32, np.int64)
 class Writer:
     """Writes trajectories into a folder, as files called part-<session>-<number>.parquet.
 
-    A file that is not finished has another name, which nobody reads. Several writers may write into one folder. When
-    the disk is full, the unfinished file is removed, and nothing more is written."""
+    A file that is not finished has another name, which nobody reads. Several writers may write into one folder, and
+    each removes what writers that were killed have left there. When the disk is full, the unfinished file is removed,
+    and nothing more is written."""
 
     def __init__(self, folder: Path, facts: DataFacts, group_rows: int = GROUP_ROWS):
         """Raises UserError if the folder cannot be made, or holds something else than data of the same spec."""
@@ -75,6 +77,7 @@ class Writer:
         self.row_bytes, self.waiting, self.waiting_rows = row, [], 0  # type: ignore[var-annotated]
         self.session, self.number, self.episode = f"{time.time_ns():x}{os.getpid():x}", 0, 0
         self.file: pq.ParquetWriter | None = None
+        self.held: int | None = None  # the descriptor that says that this file is being written
         self.path: Path  # the name of the last file, once it is finished
         self.since = 0.0  # when the first row was written that is in no finished file
         self.rows = self.steps = self.episodes = 0  # all that was handed to write()
@@ -141,6 +144,7 @@ class Writer:
                 self.file = None
             if self.number:
                 self.unfinished(self.path).unlink(missing_ok=True)
+            self._let_go()
             reason, lost = error.strerror or str(error), self.rows - self.finished
             if error.errno in FULL:
                 need = f"{rows:,} rows take up to {rows * self.row_bytes / 1e6:,.2f} MB"
@@ -152,6 +156,8 @@ class Writer:
         self.path = self.folder / f"part-{self.session}-{self.number:05d}{ENDING}"
         self.number += 1
         self.filled = 0
+        remove_left(self.folder)
+        self.held = begin(self.unfinished(self.path))
         compressed = {
             column_name(path): "zstd" if numpy_dtype(field) in COMPRESSED else "none" for path, field in self.fields
         }
@@ -167,7 +173,12 @@ class Writer:
 
     @staticmethod
     def unfinished(path: Path) -> Path:
-        return path.with_name(f".{path.name}.unfinished")
+        return path.with_name(f".{path.name}{HIDDEN}")
+
+    def _let_go(self) -> None:
+        if self.held is not None:
+            os.close(self.held)
+            self.held = None
 
     def _finish(self) -> None:
         """Ends the open file, gives it its name and lists it."""
@@ -181,6 +192,7 @@ class Writer:
             with open(hidden, "rb") as again:
                 os.fsync(again.fileno())
             os.replace(hidden, self.path)
+            self._let_go()
             self.finished = self.rows
             add_to_list(self.folder, self.facts, {self.path.name: entry})
 

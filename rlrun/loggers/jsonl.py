@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,33 +36,38 @@ class Jsonl:
         # The rows of the moment's env steps, if others of as many env steps were dropped.
         self.again: list[dict[str, Any]] | None = None
         if resumed is not None and path.exists():
-            before = path.read_text(errors="replace")
-            kept = self._kept(before.splitlines(), resumed)
-            if kept != before:
-                write_atomically(path, kept)
-                self.cut = True
+            self._cut(path, resumed)
         self.path, self.file = path, path.open("ab", buffering=0)
         self.waiting: deque[bytes] = deque(maxlen=WAITING)
         self.said = False
 
-    def _kept(self, lines: Sequence[str], resumed: Moment) -> str:
-        """Returns the lines that are not later than the moment. Env steps may stand still for many rows, as while an
-        evolution strategy plays its first generation."""
-        kept, same, late, dropped = [], [], 0, False
-        for line in lines:
-            row = _row(line)
-            if row is None or row["env_steps"] > resumed.env_steps:
-                continue
-            if row["env_steps"] == resumed.env_steps:
-                # The first row after the save belongs to it: a checkpoint is saved before its row is logged.
-                late += row.get("time_sec", 0.0) > resumed.wall_sec
-                if row.get("updates", 0) > resumed.updates or late > 1:
-                    dropped = True
-                    continue
-                same.append(row)
-            kept.append(line + "\n")
-        self.again = same if dropped else None
-        return "".join(kept)
+    def _cut(self, path: Path, resumed: Moment) -> None:
+        """Removes the lines that are later than the moment. The file of a long run is large: it is read and written
+        line by line, and stays as it is where there is no space for another one."""
+        if all(kept and line.endswith(b"\n") for line, kept in self._judged(path, resumed)):
+            return
+        kept_lines = (line for line, kept in self._judged(path, resumed) if kept)
+        write_atomically(path, (line.rstrip(b"\n") + b"\n" for line in kept_lines))
+        self.cut = True
+
+    def _judged(self, path: Path, resumed: Moment) -> Iterator[tuple[bytes, bool]]:
+        """Yields each line, and whether it is not later than the moment. Env steps may stand still for many rows, as
+        while an evolution strategy plays its first generation."""
+        late, self.again = 0, None
+        same: list[dict[str, Any]] = []
+        with path.open("rb") as file:
+            for line in file:
+                row = _row(line.decode(errors="replace"))
+                kept = row is not None and row["env_steps"] <= resumed.env_steps
+                if row is not None and row["env_steps"] == resumed.env_steps:
+                    # The first row after the save belongs to it: a checkpoint is saved before its row is logged.
+                    late += row.get("time_sec", 0.0) > resumed.wall_sec
+                    kept = row.get("updates", 0) <= resumed.updates and late <= 1
+                    if kept:
+                        same.append(row)
+                    else:
+                        self.again = same
+                yield line, kept
 
     def log(self, row: dict[str, Any]) -> None:
         """Writes a row. Where the disk is full or does not answer, rows wait until they can be written."""

@@ -8,26 +8,30 @@ status from summary.json. mlflow.json in the directory remembers what has arrive
     id                           a tag of the MLflow run, by which it is found if its run_id never came back
     offset                       bytes of progress.jsonl that have been sent
     offered                      [bytes, CRC-32] of the part of progress.jsonl that may have arrived, from its beginning
+    marks                        earlier values of offered, oldest first and denser towards the end: the newest one that
+                                 progress.jsonl still begins with says which rows stand after some were taken back
+    repeated                     [env steps, ...] behind which rows were taken back that may have arrived
     replaces                     the run_id of an MLflow run whose rows are not the run's any more, until it is marked
     sessions                     [[offset, seconds since 1970], ...]: where a session's rows begin, and when their
                                  time_sec was 0
     parameters                   whether they have been sent
     names                        {name: what it is called in MLflow} of the metrics
-    files                        {path: [bytes, modification time in ns]} of the artifacts that have been sent
+    files                        {path there: [bytes, modification time in ns]} of the artifacts that have been sent
     status                       the last status that was sent
 
 So nothing is lost while a server is away, and sending again sends only what is missing. A batch of which the answer is
 lost is sent a second time; it has the same times and steps then, and MLflow keeps one of two equal points.
 
-A run that goes on from an older checkpoint takes rows back, but MLflow cannot delete points. Where such rows may have
-arrived, the run is logged anew with all of its rows, and the old MLflow run is marked as replaced.
+A run that goes on from an older checkpoint takes rows back, but MLflow cannot delete points. Where few such rows may
+have arrived, as after a kill, the run goes on in its MLflow run, which then has two points for some env steps. Where
+they are more, it is logged anew with all of its rows, and the old MLflow run is marked as replaced. What is sent again
+is at most 1 / MOST_REPEATED times what was taken back, so that a store does not grow with the square of a run's kills.
 """
 
 from __future__ import annotations
 
 import getpass
 import json
-import os
 import sys
 import time
 import uuid
@@ -51,6 +55,11 @@ METRICS, PARAMETERS = 1000, 100  # numbers that MLflow takes at a time
 # batches of this size again, because a slow server would never answer in time for a large one.
 FIRST_METRICS = 60
 LONGEST = 6000  # characters of a parameter's value
+# The largest share of the rows offered to MLflow that a run may take back and still go on in its MLflow run. A run of
+# some hours loses less by a kill; whoever goes back further on purpose wants curves without the old rows.
+MOST_REPEATED = 0.25
+MARKS = 60  # of these, every second one is dropped
+TAGGED = 100  # places of repeated rows that a tag names: the last ones, because a store limits its length
 REPLACED = " (replaced)"  # the end of the name of an MLflow run whose rows are not the run's any more
 CHECKPOINT = ("policy.pt", "run.json", "manifest.json")  # files of a checkpoint that become artifacts
 
@@ -114,7 +123,7 @@ class Mirror:
     def _remembered(self) -> dict[str, Any]:
         new: dict[str, Any] = {"uri": masked(self.uri), "id": uuid.uuid4().hex, "run_id": None, "experiment_id": None}
         new |= {"offset": 0, "offered": [0, 0], "sessions": [], "parameters": False, "names": {}, "files": {}}
-        new |= {"status": None, "replaces": None, "run_dir": str(self.run_dir.resolve())}
+        new |= {"marks": [], "repeated": [], "status": None, "replaces": None, "run_dir": str(self.run_dir.resolve())}
         try:
             known = json.loads((self.run_dir / MEMORY).read_text())
         except (OSError, ValueError):
@@ -132,6 +141,8 @@ class Mirror:
             known = {**known, "offset": self._size(), "parameters": True}
         known = new | known | {"run_dir": new["run_dir"]}
         if self._took_back(known):
+            if (repeating := self._repeating(known)) is not None:
+                return repeating
             kept = {name: known[name] for name in ("sessions", "names")}
             return {**new, **kept, "replaces": known["run_id"] or known["replaces"]}
         return known
@@ -153,6 +164,23 @@ class Mirror:
         their place."""
         length, crc = known["offered"]
         return max(length, known["offset"]) > self._size() or self._crc(length) != crc
+
+    def _repeating(self, known: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The memory of a run that took back few rows, or None where they are many. Rows since the newest mark that
+        stands are offered again; those that have arrived give equal points, of which MLflow keeps one."""
+        standing, at, size = [], [0, 0], self._size()
+        for length, crc in known["marks"]:
+            if length > size or (found := self._crc(length, *at)) != crc:
+                break
+            at = [length, found]
+            standing.append(at)
+        offered = max(known["offered"][0], known["offset"])
+        if known["run_id"] is None or at[0] < (1 - MOST_REPEATED) * offered:
+            return None
+        steps = [int(row["env_steps"]) for after, row in self._rows(0) if after <= at[0]]
+        repeated = [*known["repeated"], *steps[-1:]]
+        offset = min(known["offset"], at[0])
+        return {**known, "offered": at, "offset": offset, "marks": standing, "repeated": repeated[-TAGGED:]}
 
     def _crc(self, length: int, known: int = 0, crc: int = 0) -> int:
         """The CRC-32 of so many bytes at the beginning of progress.jsonl. crc: that of the first `known` ones."""
@@ -285,6 +313,8 @@ class Mirror:
         tags |= {"mlflow.source.type": "LOCAL"}
         with suppress(OSError, KeyError, ImportError):  # a container's user may have no name
             tags["mlflow.user"] = getpass.getuser()
+        if self.memory["repeated"]:
+            tags["rlrun.repeated_behind"] = ", ".join(str(steps) for steps in self.memory["repeated"])
         if self.place.parent is not None:
             tags["mlflow.parentRunId"] = self.place.parent
         for name, value in tags.items():
@@ -313,6 +343,10 @@ class Mirror:
             # It goes on from what was offered before, because the whole file may be large.
             length, crc = self.memory["offered"]
             self.memory["offered"] = [last, self._crc(last, length, crc) if length <= last else self._crc(last)]
+            if self.memory["offered"] not in self.memory["marks"][-1:]:
+                self.memory["marks"].append(self.memory["offered"])
+            if len(self.memory["marks"]) > MARKS:
+                self.memory["marks"] = self.memory["marks"][::2]
             self._write()
 
         def flush() -> None:
@@ -390,7 +424,8 @@ class Mirror:
         checkpoints = Checkpoints(self.run_dir / "checkpoints", 1)
         name = checkpoints.best() or next(iter(reversed(checkpoints.names())), None)
         for part in CHECKPOINT if name else ():
-            yield self.run_dir / "checkpoints" / str(name) / part, f"checkpoint/{name}"
+            # One folder for all sessions, or a run that is often resumed would fill the store with its policies.
+            yield self.run_dir / "checkpoints" / str(name) / part, "checkpoint"
 
     def _send_file(self, file: Path, folder: str | None) -> bool:
         """Sends a file unless it has been sent as it is. Returns whether it was sent."""
@@ -400,7 +435,7 @@ class Mirror:
             found = file.stat()
         except OSError:
             return False
-        version, key = [found.st_size, found.st_mtime_ns], os.path.relpath(file, self.run_dir)
+        version, key = [found.st_size, found.st_mtime_ns], file.name if folder is None else f"{folder}/{file.name}"
         if self.memory["files"].get(key) == version:
             return False
         self.client.log_artifact(self.memory["run_id"], str(file), folder)

@@ -47,7 +47,7 @@ class HelperThread:
 
     def __init__(self) -> None:
         self.threads = 1
-        self.jobs: queue.SimpleQueue[HelperTask] = queue.SimpleQueue()
+        self.jobs: queue.SimpleQueue[HelperTask | None] = queue.SimpleQueue()
         self.helper: threading.Thread | None = None
 
     def __call__(self, first: Callable[[], First], second: Callable[[], Second]) -> tuple[First, Second]:
@@ -67,10 +67,16 @@ class HelperThread:
             raise error
         return done, other  # type: ignore[return-value]
 
+    def close(self) -> None:
+        """Ends the helper thread, and with it PyTorch's threads that computed for it. The next call makes a new one."""
+        if self.helper is not None:
+            self.jobs.put(None)
+            self.helper.join(1.0)  # it works no longer, unless a second Ctrl-C has interrupted a call
+            self.helper, self.jobs = None, queue.SimpleQueue()
+
     def _help(self) -> None:
-        threads = 0
-        while True:
-            job = self.jobs.get()
+        threads, jobs = 0, self.jobs
+        while (job := jobs.get()) is not None:
             if job.threads != threads:
                 torch.set_num_threads(job.threads)
                 threads = job.threads

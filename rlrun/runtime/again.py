@@ -11,6 +11,10 @@ from rlrun.core.restarts import PROCESS_REPEATS, Repeated, Restarts
 from rlrun.core.signals import Signals
 
 FIRST_PAUSE_SEC, LONGEST_PAUSE_SEC = 1.0, 60.0  # before a run begins again: the first pause, and the longest
+# How often a run begins again from one checkpoint, at least. The window of the budget forgets failures that are minutes
+# apart, so a run that fails each time before its next save would go on for ever. One that fails now and then saves in
+# between, even where hours lie between two saves.
+SAME_CHECKPOINT = 5
 
 Restored = tuple[dict, dict]
 
@@ -23,6 +27,8 @@ class Again:
         self.repeated = Repeated(PROCESS_REPEATS)
         self.times = 0  # how often the run has begun again
         self.began: int | None = None  # the env steps at which it did
+        self.moment: tuple[int, int] | None = None  # env steps and updates of the checkpoint from which it did
+        self.same = 0  # how often in a row it did from there
         self.wall_sec = 0.0  # the training time of the run when it last failed
         self.failed_at = 0.0  # when that was (time.monotonic())
 
@@ -32,7 +38,8 @@ class Again:
         """Returns the checkpoint from which the run begins again, or None where it ends, as after a signal to stop.
 
         error: what has ended the session. env_steps: those that it had taken. wall_sec: its training time. Raises
-        RunFailed where the budget of the run is spent, or where the same process is lost again and again."""
+        RunFailed where the budget of the run is spent, where the same process is lost again and again, or where the run
+        gets no further than this checkpoint."""
         if not isinstance(error, ProcessLost) or self.restarts.limit == 0:
             return None
         self.wall_sec, self.failed_at = wall_sec, time.monotonic()
@@ -49,6 +56,15 @@ class Again:
         if self.repeated(str(error), steps):
             raise RunFailed(f"{error}\nThis has happened {self.repeated.times} times in a row, soon after each start.")
         at = restored[1]["env_steps"]
+        moment = at, restored[1]["updates"]
+        self.same = self.same + 1 if moment == self.moment else 1
+        self.moment = moment
+        if self.same > (most := max(SAME_CHECKPOINT, self.restarts.limit // 4)):
+            raise RunFailed(
+                f"{error}\nThe run has begun again {most} times from its checkpoint at {at} env steps, and each time it"
+                " failed before it saved another one. If these failures have nothing to do with each other, a smaller"
+                " checkpoint.every_sec may help."
+            )
         self.restarts.run_failed(str(error), at, env_steps - at)
         self.times, self.began = self.times + 1, at
         return restored

@@ -370,7 +370,10 @@ class LearnerParts:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         make.threads.take(make.threads.chosen)
-        module.run(make, self.config.runner, job)
+        try:
+            module.run(make, self.config.runner, job)
+        finally:
+            self.beside.close()  # a program may train many times
 
 
 def build(

@@ -14,9 +14,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from rlrun.config.types import load_yaml
 from rlrun.core.checkpoint import Checkpoints, write_temporaries
+from rlrun.core.errors import UserError
 from rlrun.core.run_lock import NAME, Held, RunLock, held, holder
 from rlrun.core.saved_files import read_summary
+from rlrun.datasets import unfinished
 from rlrun.runtime.rundir import RunDir
 
 SHARED = Path("/dev/shm")
@@ -131,6 +134,26 @@ def begin_anew(run_dir: str) -> None:
     aside = move_aside(Path(run_dir))
     if aside is not None:
         print(f"{run_dir} held a run that ended before its first checkpoint; it is now {aside}", flush=True)
+
+
+def recordings(root: Path) -> dict[Path, list[Path]]:
+    """Folders into which runs below root have recorded, and files there that were not finished and that no process
+    writes any more."""
+    folders = {Path(str(record)) for run_dir in run_dirs(root) if (record := _record(run_dir)) is not None}
+    return {folder: files for folder in sorted(folders) if (files := unfinished.left(folder))}
+
+
+def _record(run_dir: Path) -> str | None:
+    try:
+        return load_yaml(run_dir / "config.yaml").get("record")
+    except (OSError, UserError, AttributeError):
+        return None
+
+
+def remove_recordings(folder: Path) -> bool:
+    """Removes such files from a folder of data. Returns whether all of them are gone."""
+    unfinished.remove_left(folder)
+    return not unfinished.left(folder)
 
 
 def shared_memory(folder: Path = SHARED) -> list[Path]:

@@ -299,6 +299,12 @@ class _Session:
             "resources": list(self.plan.resources.why),
         }
         before = self.directory.known if self.restored else {}
+        if self.restored is not None and not self.plan.resources.exact:
+            # A session that ends before its first save leaves no other trace. The next one must not take its seeds, or
+            # it would record the same rows, and a failure that depends on them would come back for ever.
+            run = self.restored[1]
+            run["generation"] = max(run["generation"], before.get("generation", 0))
+            facts["generation"] = run["generation"] + 1
         if before.get("command"):
             sessions, now = before.get("sessions") or [made_with(before)], made_with(facts)
             if sessions != [now]:

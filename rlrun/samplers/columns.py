@@ -18,6 +18,9 @@ from rlrun.dataflow.slots import Episode
 
 # The info entry whose last value in an episode counts (so named by Stable-Baselines3 and Gymnasium-Robotics).
 SUCCESS = "is_success"
+# Names of numeric info entries that are counted. An environment that makes new names all the time, as with the number
+# of an episode in them, would make its process larger and every episode slower.
+MOST_NAMES = 1000
 
 
 def own(rows: Rows) -> Rows:
@@ -57,6 +60,7 @@ class Columns:
         self.lengths = np.zeros(env.count // self.agents, dtype=np.int64)  # of environments
         # For unfinished episodes: sum and count [2, B] of every numeric info entry; for SUCCESS its last value and 1.
         self.info: dict[str, np.ndarray] = {}
+        self.too_many = False  # whether it has been said that there are more than MOST_NAMES
         self.row = 0  # absolute number of the next row
         self.live = 0  # env steps of this fragment so far
         self.agent_steps = 0  # decisions of this fragment so far, where an environment has several agents
@@ -192,13 +196,27 @@ class Columns:
     def _note(self, step: Step) -> None:
         """Adds a row's numeric info entries to the statistics."""
         for name, value in step.info.items():
-            kept = self.info.setdefault(name, np.zeros((2, self.env.count)))
+            kept = self.info.get(name)
+            if kept is None:
+                if len(self.info) >= MOST_NAMES:
+                    self._leave_out(name)
+                    continue
+                kept = self.info[name] = np.zeros((2, self.env.count))
             seen = step.valid & np.isfinite(value)
             if name == SUCCESS:
                 kept[0, seen], kept[1, seen] = value[seen], 1.0
             else:
                 kept[0, seen] += value[seen]
                 kept[1, seen] += 1.0
+
+    def _leave_out(self, name: str) -> None:
+        """Says once that names of info entries are not counted."""
+        if not self.too_many:
+            self.too_many = True
+            said = f"{self.env.spec.name} has told {MOST_NAMES:,} numbers of different names in its infos"
+            self.failures.append(
+                Failure(f"{said}; new names, such as {name[:60]!r}, are not logged", False, made_anew=False)
+            )
 
     def skip(self, view: dict, t: int, blank: bool = False) -> None:
         """Makes row t a dead row of a cut fragment. The pending observation is written into rows t and t + 1.

@@ -98,8 +98,9 @@ that, every option with its comment, and the names that RLlib and the paper have
   and evaluate at the same env steps. With a replay, a resume from an older checkpoint (`checkpoint=`) gives other
   weights, because only the newest checkpoint holds the replayed rows.
 - Without `resources=debug`, a resumed run is not the same to the bit. It gets back what was learnt and, from the last
-  checkpoint, the replay. Episodes begin anew, parameter noise adapts its deviation anew, and the order in which several
-  processes finish is not fixed.
+  checkpoint, the replay, unless it is larger than `replay.checkpoint_max_gb`. Episodes begin anew with other seeds, and
+  the order in which several processes finish is not fixed. [Questions](faq.md#what-survives-an-interruption) lists all
+  that begins anew.
 - *Several learners* sum their gradients, on GPUs of their own or on the cores of a CPU (`resources.num_learners=2`).
   `lin_ts` and `lin_ucb` learn from one row at a time by default, and need a batch with a row for each (`algo.batch_size=2`).
 

@@ -519,6 +519,11 @@ def test_two_things_are_done_beside_each_other():
         "at the same time, or the barrier would break; with half of the threads"
     )
     assert beside(threading.get_ident, threading.get_ident) == (here, second[1]), "by the same helper"
+    helper = beside.helper
+    beside.close()
+    assert not helper.is_alive()
+    assert beside(lambda: 1, threading.get_ident)[1] != here, "by a new one"
+    beside.close()
 
 
 def test_what_fails_beside_something_else_is_heard_after_both_are_over():

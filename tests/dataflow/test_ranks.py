@@ -302,6 +302,18 @@ def test_a_cut_learner_stops_short_and_its_episodes_go_on(tmp_path):
     assert int(cut.finished[2]) == 4
 
 
+def test_the_first_learner_says_which_generation_of_seeds_begins():
+    """Its checkpoint does not know of sessions that ended before they saved anything."""
+
+    class Second(Ranks):
+        def first(self, x):
+            return 7
+
+    learner = FollowingLearner(Second(1, 1), ({"algorithm": {}}, {"env_steps": 20, "updates": 1, "generation": 2}))
+    algorithm = types.SimpleNamespace(load_state=lambda state: None)
+    assert learner.begin(algorithm) == (20, 1) and learner.generation == 7
+
+
 def test_learners_with_different_weights_do_not_begin():
     class Two(Ranks):
         def gather(self, x):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -64,7 +65,40 @@ def test_a_killed_recording_leaves_only_finished_files(written, tmp_path):
     killed = Writer(folder, facts(), group_rows=1)
     killed.write(episode(1, 5))  # its file has no end
     assert sum(ParquetSource(folder).rows_of) == 6
+
+    def files():
+        return sorted(folder.glob(".part-*"))
+
+    (left,) = files()
+    os.utime(left, (0, 0))
+    written([episode(2, 5)], folder=folder.name)
+    assert files() == [left], "its process lives"
+    os.close(killed.held)
+    os.utime(left)
+    written([episode(3, 5)], folder=folder.name)
+    assert files() == [left], "where locks do not reach other machines, one of theirs may still write"
+    os.utime(left, (0, 0))
+    written([episode(4, 5)], folder=folder.name)
+    assert not files() and sum(ParquetSource(folder).rows_of) == 24
     killed.file.close()
+
+
+def test_a_file_system_without_locks_keeps_unfinished_files(written, monkeypatch):
+    """Nobody knows there whether somebody still writes them."""
+    import fcntl
+
+    folder = written([episode(0, 5)])
+    left = folder / ".part-1-00000.parquet.unfinished"
+    left.write_bytes(b"half")
+    os.utime(left, (0, 0))
+
+    def refuse(file, operation):
+        if operation & fcntl.LOCK_NB:
+            raise OSError("no locks available")
+
+    monkeypatch.setattr("rlrun.datasets.unfinished.fcntl.flock", refuse)
+    written([episode(1, 5)], folder=folder.name)
+    assert left.exists() and sum(ParquetSource(folder).rows_of) == 12
 
 
 def test_rows_do_not_wait_for_long_until_they_are_in_a_finished_file(tmp_path, monkeypatch):

@@ -160,6 +160,30 @@ def test_rows_of_one_step_that_a_run_took_back_are_not_shown_twice(tmp_path):
     assert shown == [(step, pytest.approx(value)) for step, value in wanted]
 
 
+@pytest.mark.parametrize("kind", ["tail", "gap", "no end of line", "nothing"])
+def test_rows_behind_a_checkpoint_are_removed_from_a_file_of_any_size(tmp_path, kind):
+    """Without reading all of it into memory."""
+    import tracemalloc
+
+    from rlrun.core.saved_files import read_rows
+    from rlrun.loggers.jsonl import Jsonl, Moment
+
+    path, count = tmp_path / "progress.jsonl", 20000
+    lines = [json.dumps({"env_steps": i, "updates": i, "time_sec": float(i), "é": "x" * 100}) + "\n" for i in range(count)]
+    if kind == "gap":
+        lines[5] = "half a row\n"
+    path.write_text("".join(lines)[: -1 if kind == "no end of line" else None])
+    last = count - 1 if kind in ("no end of line", "nothing") else 9000
+    tracemalloc.start()
+    rows = Jsonl(path, Moment(last, last, float(last)))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    rows.close("", {})
+    assert rows.cut == (kind != "nothing") and peak < 500_000
+    assert path.read_text() == "".join(line for line in lines[: last + 1] if line[0] == "{")
+    assert [row["env_steps"] for row in read_rows(path)][-2:] == [last - 1, last]
+
+
 def test_tensorboard_leaves_out_what_is_no_number(tmp_path):
     """A callback may put a text or None into a row."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.request
 import zlib
+from pathlib import Path
 
 import pytest
 
@@ -126,6 +127,46 @@ def test_rows_that_a_run_took_back_are_in_none_of_its_curves(logged, answered, t
     assert run.data.tags["rlrun.replaces"] == old.info.run_id and run.info.status == "FINISHED"
     assert _dispatch(["resume", str(path), "env_steps=360"]) == 0 and _dispatch(sync) == 0
     assert history(uri, run) == rows_of(path), "a run that keeps its rows goes on in its MLflow run"
+
+
+def test_a_run_that_loses_few_rows_by_kills_goes_on_in_its_mlflow_run(tmp_path):
+    """Each kill repeats the rows that it took back, and not the whole run."""
+    path, uri, values = tmp_path / "run", f"sqlite:///{tmp_path / 'store.db'}", {"algo": {"name": "pg"}, "env": {"name": "E"}, "seed": 0}
+    path.mkdir()
+    (path / "config.yaml").write_text("{}")
+
+    def session(begin, end):
+        """Keeps the rows up to `begin`, as a resume does, and writes and sends others."""
+        file = path / "progress.jsonl"
+        kept = file.read_text().splitlines(keepends=True)[:begin] if begin else []
+        file.write_text("".join(kept))
+        mirror = Mirror(path, MlflowPlace(uri, tmp_path, "rlrun"))
+        mirror.begin_session()
+        sent = 0
+        for at in range(begin, end, 5):
+            with file.open("a") as rows:
+                rows.writelines(json.dumps({"env_steps": i, "time_sec": i / 10, "updates": i + begin / 1000}) + "\n" for i in range(at, at + 5))
+            sent += mirror.send(values, {}).rows
+        assert len(mirror.memory["marks"]) <= 60
+        return sent
+
+    assert session(0, 400) == 400
+    assert session(383, 403) == 23, "up to the last place that was sent before, rows are sent once more"
+    places = [383]
+    for kill in range(4):
+        begin = 400 + 10 * kill
+        sent = session(begin - 2, begin + 28)
+        assert 30 <= sent <= 60
+        places.append(begin - 2)
+    run = only_run(uri)
+    points = history(uri, run)
+    assert all(len(points[step]) == 1 for step in range(383)), "equal points are one"
+    assert len(points[390]) == 2 and points.keys() == rows_of(path).keys()
+    told = [int(step) for step in run.data.tags["rlrun.repeated_behind"].split(", ")]
+    assert len(told) == len(places) and all(place - 40 <= step < place for step, place in zip(told, places))
+    session(200, 210)
+    runs = client(uri).search_runs([run.info.experiment_id])
+    assert {len(history(uri, one)) for one in runs} == {210, len(points)}, "a run that takes back much is logged anew"
 
 
 @pytest.mark.parametrize("lost", [False, True])
@@ -247,6 +288,10 @@ def test_a_store_that_was_away_is_used_again_and_a_resumed_run_goes_on_there(tmp
     assert history(uri, run) == rows_of(path) and run.info.status == "FINISHED"
     rlrun.resume(path, quiet=True, callback=lambda row: row["env_steps"] < seen[-1] + 60)
     assert history(uri, only_run(uri, "mine")) == rows_of(path)
+    kept = Path(client(uri).download_artifacts(run.info.run_id, "checkpoint", str(tmp_path)))
+    assert {one.name for one in kept.iterdir()} == {"policy.pt", "run.json", "manifest.json"}, "those of one checkpoint, in one folder"
+    newest = sorted((path / "checkpoints").glob("0*"))[-1]
+    assert all((kept / name).read_bytes() == (newest / name).read_bytes() for name in ("policy.pt", "run.json", "manifest.json"))
     assert max(rows_of(path)) >= seen[-1] + 60
 
 

@@ -173,7 +173,9 @@ class Saved:
         return ["000000000100"]
 
     def load(self):
-        return {}, {"env_steps": 100, "wall_sec": 2.0}
+        return {}, {"env_steps": 100, "updates": self.updates, "wall_sec": 2.0}
+
+    updates = 5
 
 
 def test_when_a_run_does_not_begin_again():
@@ -203,3 +205,21 @@ def test_when_a_run_does_not_begin_again():
     assert again.checkpoint(ProcessLost("replay-1 was killed by SIGKILL"), Saved(), 900, 5.0) is not None
     with pytest.raises(RunFailed, match=r"failure number 4 within 60 s, and resources\.restarts is 3"):
         again.checkpoint(ProcessLost("replay-1 was killed by SIGKILL"), Saved(), 5000, 5.0)
+
+
+@pytest.mark.parametrize("limit, most", [(3, 5), (20, 5), (1000, 250)])
+def test_a_run_that_never_reaches_its_next_checkpoint_ends(limit, most):
+    """Its failures are too far apart for the budget, and too far behind the checkpoint to come back at once."""
+    now = [0.0]
+    again, saved = Again(Restarts(limit, 600.0, lambda text: None, clock=lambda: now[0]), Signals()), Saved()
+
+    def fails():
+        now[0] += 700.0
+        assert again.checkpoint(ProcessLost("replay-0 was killed by SIGKILL"), saved, 5100, 5.0) is not None
+
+    for _ in range(3):  # one that saves in between goes on
+        saved.updates += 1
+        for _ in range(most):
+            fails()
+    with pytest.raises(RunFailed, match=f"begun again {most} times from its checkpoint at 100 env steps.*checkpoint.every_sec"):
+        fails()

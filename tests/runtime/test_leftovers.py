@@ -145,6 +145,20 @@ def test_shared_memory_of_dead_processes_is_removed(tmp_path, monkeypatch, capsy
     shutil.rmtree(dead)
 
 
+def test_unfinished_files_of_killed_recordings_are_named_and_removed(tmp_path, capsys):
+    run, data = made(tmp_path / "runs" / "one", "COMPLETED"), tmp_path / "data"
+    data.mkdir()
+    (run / "config.yaml").write_text(f"seed: 1\nrecord: {data}\n")
+    for name, old in (("left", True), ("new", False)):
+        file = data / f".part-{name}-00000.parquet.unfinished"
+        file.write_bytes(bytes(2_000_000))
+        os.utime(file, (0, 0) if old else None)
+    for words, end in (([], "killed"), (["--clean"], "killed; removed")):
+        assert _dispatch(["doctor", f"runs_root={tmp_path / 'runs'}", *words]) == 0
+        assert f"{data} has 1 unfinished file (2.0 MB) of recordings that were {end}\n" in capsys.readouterr().out
+    assert [file.name for file in data.glob(".part-*")] == [".part-new-00000.parquet.unfinished"]
+
+
 def test_a_checkpoint_that_was_moved_aside_gets_its_name_back(tmp_path):
     """A process was killed between moving the old checkpoint aside and giving the new one its name."""
     folder = tmp_path / "checkpoints"

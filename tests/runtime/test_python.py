@@ -15,6 +15,7 @@ import hydra
 import numpy as np
 import pytest
 import torch
+from conftest import small
 from gymnasium.envs.classic_control import CartPoleEnv
 from hydra.core.global_hydra import GlobalHydra
 
@@ -230,6 +231,21 @@ def test_a_callback_sees_every_row_and_can_end_the_run(tmp_path, capsys):
         rlrun.resume(tmp_path / "run", quiet=True)
     with pytest.raises(rlrun.UserError, match="cannot change on resume"):
         rlrun.resume(tmp_path / "run", algo={"lr": 0.1}, quiet=True)
+
+
+def test_a_program_that_trains_many_times_keeps_no_thread_of_its_runs(tmp_path):
+    """SAC computes two things beside each other, with a thread of its own."""
+    seen = []
+
+    def look(row):
+        seen.append(sum(thread.name == "beside" for thread in threading.enumerate()))
+
+    for name in "ab":
+        rlrun.train("sac", "Pendulum-v1", env_steps=150, logger=[], run_dir=tmp_path / name, quiet=True, callback=look, overrides=[
+            *small("sac", "tiny")[1:], "resources.inference=serial", "resources.learner_threads=2", "log_every_steps=50",
+        ])  # fmt: skip
+        assert not any(thread.name == "beside" for thread in threading.enumerate())
+    assert max(seen) == 1
 
 
 def test_what_a_callback_raises_is_raised(tmp_path):

@@ -95,6 +95,23 @@ def test_a_run_whose_best_checkpoint_is_left_behind_finds_another(tmp_path, monk
     assert checkpoints_of(path).load("best")[1]["metric"] == 7.0
 
 
+@pytest.mark.parametrize("judged_by, metric, kept", [("training", 7.0, True), ("training", 10.0, False), ("evaluations", 7.0, False)])
+def test_a_best_checkpoint_that_was_found_after_the_newest_one_is_not_replaced_by_a_worse_one(tmp_path, monkeypatch, judged_by, metric, kept):
+    """Processes that evaluate find it while training goes on, and the run is killed before its next save. Metrics of other kinds
+    cannot be compared."""
+    path, now = tmp_path / "run", [5.0]
+    monkeypatch.setattr(Saves, "metric", property(lambda self: now[0]))
+    assert _dispatch([*WORDS, "env_steps=300", f"run_dir={path}"]) == 0
+    checkpoints = checkpoints_of(path)
+    tensors, run = checkpoints.load()
+    later = run | {"env_steps": run["env_steps"] + 20, "updates": run["updates"] + 1, "metric": 9.0, "saved_best": 9.0, "judged_by": judged_by}
+    assert run["saved_best"] == 5.0 and checkpoints.save_earlier(later["env_steps"], tensors, later) is not None
+    best, now[0] = checkpoints.best(), metric
+    assert _dispatch(["resume", str(path), "env_steps=500"]) == 0
+    assert (checkpoints.best() == best) == kept
+    assert checkpoints.load("best")[1]["metric"] == (9.0 if kept else metric)
+
+
 @pytest.mark.parametrize("words, said", [
     (["env_steps=300"], "is already at 3.. env steps"),
     (["env_steps=1000", "stop.return_mean=1"], r"mean return .* >= 1; to train on: .* stop\.return_mean=null$"),
@@ -172,3 +189,32 @@ def test_a_run_of_an_earlier_version_goes_on_with_options_that_a_new_run_is_refu
     with pytest.raises(UserError, match="not those of experience"):
         _dispatch(["train", f"--from-run={run}", f"run_dir={tmp_path / 'new'}"])
     assert not (tmp_path / "new").exists()
+
+
+class Ends(rlrun.Callback):
+    """Notes with which generation of seeds a session begins, and ends it before its first update where it is told to."""
+
+    seen = ()
+    dying = False
+
+    def on_start(self, run):
+        self.seen.append(run.generation)
+        if self.dying:
+            raise ValueError("this session ends before it has saved anything")
+
+
+@pytest.mark.parametrize("resources", ["auto", "debug"])
+def test_no_two_sessions_have_the_same_seeds_unless_the_run_is_exact(tmp_path, resources, monkeypatch):
+    """A session that dies before its first save is remembered. A failure that depends on its seeds would come back for ever."""
+    monkeypatch.setattr(Ends, "seen", [])
+    words = [*WORDS, f"resources={resources}", "resources.inference=serial", f"callbacks=[{__name__}:Ends]", "env_steps=200"]
+    assert _dispatch([*words, f"run_dir={tmp_path / 'run'}"]) == 0
+    saved = checkpoints_of(tmp_path / "run").load()[1]["generation"]
+    monkeypatch.setattr(Ends, "dying", True)
+    for _ in range(2):
+        assert _dispatch(["resume", str(tmp_path / "run"), "env_steps=400"]) == 1
+    monkeypatch.setattr(Ends, "dying", False)
+    assert _dispatch(["resume", str(tmp_path / "run"), "env_steps=400"]) == 0
+    exact = resources == "debug"
+    assert Ends.seen == [0, *([saved] * 3 if exact else [1, 2, 3])]
+    assert checkpoints_of(tmp_path / "run").load()[1]["generation"] == (saved + 1 if exact else 3)

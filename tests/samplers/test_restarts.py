@@ -116,6 +116,29 @@ def test_observations_that_break_their_promise_are_told_once(typed, wrapper, wro
     assert len(said) == 1 and "rlrun check-env CartPole-v1" in said[0] and not restarts.row()
 
 
+class NamesEachStep(gymnasium.Wrapper):
+    """Tells a number under a name that it has never told before."""
+
+    steps = 0
+
+    def step(self, action):
+        *rest, info = self.env.step(action)
+        self.steps += 1
+        return *rest, {**info, "same": 1.0, f"step {self.steps}": 2.0}
+
+
+def test_numbers_under_ever_new_names_are_counted_up_to_a_limit_and_said_once(typed, monkeypatch):
+    monkeypatch.setattr("rlrun.samplers.columns.MOST_NAMES", 5)
+    words = ["env=CartPole-v1", f"env.wrappers=[{__name__}:NamesEachStep]", "resources.inference=serial", "algo.fragment_length=64", "algo.batch_size=64"]
+    taken = play(Wired(typed("algo=ppo", *words)), 4)
+    told = [one for header, _ in taken for one in header.failures]
+    assert [one.sentence for one in told] == [
+        "CartPole-v1 has told 5 numbers of different names in its infos; new names, such as 'step 5', are not logged"
+    ] and not told[0].made_anew
+    infos = [episode.info for header, _ in taken for episode in header.episodes]
+    assert set().union(*infos) == {"same", *(f"step {number}" for number in range(1, 5))} and all(info["same"] == 1.0 for info in infos)
+
+
 @pytest.mark.parametrize("kind", ["local", "batched"])
 @pytest.mark.parametrize("fault", ["kill", "hang"])
 def test_a_sampler_that_dies_or_hangs_is_replaced(typed, kind, fault, tmp_path):
