@@ -101,22 +101,24 @@ def resume(
     UserError too if the run has nothing left to do."""
     refuse_unguarded("resume")
     path = _run_dir(run_dir)
+    from rlrun.config.saved import read_config
     from rlrun.config.signature import guarded
-    from rlrun.config.types import load_yaml, parse_assignments
+    from rlrun.config.types import parse_assignments
     from rlrun.config.words import flat, unwrapped
     from rlrun.core.plugins import allow
 
     changes = {key: unwrapped(value) for key, value in flat(options)} | parse_assignments(_words(overrides))
-    env = load_yaml(path / "config.yaml").get("env")
+    found = read_config(path, trust)
+    env = found.values.get("env")
     name = env.get("name") if isinstance(env, dict) else None
 
     def start(watch: Watch) -> int:
         from rlrun.commands.resume import resume as command
 
-        return command(path, changes, trust, watch=watch)
+        return command(path, changes, trust, watch=watch, found=found)
 
     said = shlex.join(["rlrun", "resume", str(path), *(f"{key}={value}" for key, value in changes.items())])
-    with guarded(path, trust):
+    with guarded(found.own):
         allow(changes)
         return _session(start, said, callback, quiet, name, changes.keys())
 

@@ -21,8 +21,7 @@ from rlrun.cli import run_dir_argument, take_trust
 from rlrun.config.hydra_errors import THEIRS
 from rlrun.config.option_names import of_a_logger
 from rlrun.config.paths import options, root
-from rlrun.config.saved import save_config, saved_config
-from rlrun.config.signature import signed
+from rlrun.config.saved import read_config, save_config, saved_config, without_its_store
 from rlrun.config.types import load_yaml, parse_assignments
 from rlrun.core.errors import UserError, closest
 from rlrun.core.numbers import whole_number
@@ -50,19 +49,28 @@ def main(words: list[str]) -> int:
     return resume(path, changes, trusted, needed)
 
 
-def resume(path: Path, changes: dict[str, Any], trusted: bool = False, needed: bool = True, watch: Any = None) -> int:
+def resume(
+    path: Path,
+    changes: dict[str, Any],
+    trusted: bool = False,
+    needed: bool = True,
+    watch: Any = None,
+    found: Any = None,
+) -> int:
     """Continues a run with these changes, by dotted key, and returns the exit code.
 
     needed: whether a run that has nothing left to do raises UserError, or else returns 0. watch: a
-    session.Watch, for a run from Python."""
+    session.Watch, for a run from Python. found: the run's ReadConfig, if it has been read."""
     changes = dict(changes)
     wanted = changes.pop("checkpoint", None)
     if isinstance(address := changes.get("logger.mlflow.uri"), str):
         changes["logger.mlflow.uri"] = absolute_address(address)
-    own = trusted or signed(path / "config.yaml")
-    values = saved_config(path, trusted, unused=changes.keys())
+    found = found or read_config(path, trusted)
+    own = found.own
+    values = saved_config(path, trusted, changes.keys(), found)
     for key, value in loggers_first(changes):
         change(values, key, value)
+    unsent = [] if own else without_its_store(values, path, changes.keys() - {"runs_root"})
     check_data(path, values)
     from rlrun.algos.multi import with_saved_weights
     from rlrun.config.run import type_config, with_numbers
@@ -81,6 +89,7 @@ def resume(path: Path, changes: dict[str, Any], trusted: bool = False, needed: b
     # The checkpoint already contains what init and algo.fixed loaded.
     config = type_config({**values, "init": None, "algo": with_saved_weights(values["algo"])})
     lines = [f"rlrun resume: {config.algorithm_name} on {config.env.name}, seed {config.run.seed}"]
+    lines += [f"  {line}" for line in unsent]
     machine = machine_for(config)
     given = flattened(changes)
     planned = plan(config, machine, given)

@@ -5,7 +5,8 @@ server may have been away during a run, or the run may have ended before everyth
 not sent again, so the command may be repeated.
 
 logger.mlflow.uri gives the address once more if it has a password, which no run saves. It also sends a run to another
-store, or one that did not log to MLflow. --trust is for runs from elsewhere whose config names modules of your own."""
+store, or one that did not log to MLflow. --trust is for runs from elsewhere whose config names modules of your own, or
+that are sent to the store beside them, which may have come with them and says where files are written."""
 
 from __future__ import annotations
 
@@ -122,18 +123,21 @@ def sync_run(target: Target, given: dict[str, Any], trusted: bool) -> str:
     """Sends what is missing of one run, and says what was sent.
 
     Raises UserError if the run goes on or does not log to MLflow, and RunFailed if MLflow does not answer."""
-    from rlrun.config.saved import saved_config
+    from rlrun.config.saved import read_config, saved_config, theirs
     from rlrun.core.passwords import check_logger, whole
     from rlrun.loggers.mirror import Mirror, MlflowPlace
     from rlrun.loggers.mlflow import store_root
     from rlrun.runtime.rundir import RunDir
 
     path = target.run_dir
-    values = saved_config(path, trusted, unused={*given, "resources.ray.address"})  # nothing is run
+    found = read_config(path, trusted)
+    values = saved_config(path, trusted, {*given, "resources.ray.address"}, found)  # nothing is run
     node = (values.get("logger") or {}).get("mlflow") or {"enabled": False}
     node = {"uri": None, "experiment": "rlrun", "parent": None} | node | {k.split(".")[-1]: v for k, v in given.items()}
     if not node["enabled"] and "logger.mlflow.uri" not in given:
         raise UserError("it does not log to MLflow; logger.mlflow.uri=ADDRESS sends it there all the same")
+    if node["uri"] is None and not found.own:
+        raise UserError(f"not sent, {theirs(path)}")
     check_logger({"logger": {"mlflow": node}})
     directory = RunDir(path)
     directory.acquire()  # a run that goes on sends by itself

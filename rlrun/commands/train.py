@@ -51,8 +51,7 @@ FROM_RUN = "--from-run"
 def again(words: list[str], plans: bool = False) -> int:
     """Starts a new run with the config of an old one and these changes. plans: only shows what it would consist of."""
     from rlrun.commands.resume import choose_loggers, dotted, loggers_first, set_option
-    from rlrun.config.saved import saved_config
-    from rlrun.config.signature import signed
+    from rlrun.config.saved import read_config, saved_config, without_its_store
     from rlrun.config.types import parse_assignments
     from rlrun.config.unused import flattened
     from rlrun.config.words import at_home
@@ -69,8 +68,9 @@ def again(words: list[str], plans: bool = False) -> int:
 
         raise UserError(no_run(Path(given)) if given else f"{FROM_RUN} takes a run directory")
     changes = parse_assignments(rest)
-    own = trusted or signed(Path(given) / "config.yaml")
-    values = saved_config(Path(given), trusted, unused=changes.keys())
+    found = read_config(Path(given), trusted)
+    own = found.own
+    values = saved_config(Path(given), trusted, changes.keys(), found)
     values["run_dir"] = None
     if values["env"].get("family") == "data" and any(key.split(".")[:2] == ["data", "path"] for key in changes):
         values["env"] |= {"spec": None, "options": None}  # the new data say what they are from
@@ -87,7 +87,10 @@ def again(words: list[str], plans: bool = False) -> int:
         set_option(values, key, value)
     from rlrun.config.run import with_numbers
 
-    values, changed, said = with_numbers(values), flattened(changes), [f"the config of {given}"]
+    said = [f"the config of {given}"]
+    if not own:
+        said += without_its_store(values, Path(given), changes.keys())
+    values, changed = with_numbers(values), flattened(changes)
     return plan_of(values, changed, said=said) if plans else start(values, changed, said=said, own=own)
 
 

@@ -98,7 +98,8 @@ def main(words: list[str]) -> int:
         print(file)
     try:
         mlflow = trained.config.run.logger.get("mlflow") or {}
-        for file in (movie, *files):
+        # The store of a run from elsewhere may have come with it.
+        for file in (movie, *files) if trained.own else ():
             add_artifact(path, file, mlflow.get("uri"), store_root(trained.config.run.runs_root, path))
     except Exception as error:
         print(f"rlrun: mlflow: the video was not added: {masked(str(error))}")

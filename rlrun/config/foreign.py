@@ -4,7 +4,8 @@ Nothing that is read may run code, write where the user did not ask for it, or s
 somebody else could do so in four ways: by a `hydra` section, which Hydra would act on; by an interpolation with a
 resolver (`${oc.env:SECRET}`); by options that name code (`package.module:Name`); and by options that name folders and
 addresses. The first two are refused. Code must come from installed packages, and folders and addresses are refused,
-unless the user says --trust. core/plugins.py checks names of modules a second time, when they are imported.
+unless the user says --trust. core/plugins.py checks names of modules a second time, when they are imported. Texts are
+shown on a terminal, which they may not steer.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from rlrun.core.errors import UserError
+from rlrun.core.outputs import steers
 from rlrun.core.plugins import MODULE, TRUST, check_installed
 
 # Options whose values are folders and addresses.
@@ -21,6 +23,7 @@ PLACES = ("run_dir", "runs_root", "init", "directory", "uri", "path", "record", 
 NOTES = ("expected", "measured")  # groups of texts about a tuned file
 _REFERENCE = re.compile(r"\$\{\.*[A-Za-z_]\w*(\.\w+)*\}")  # ${algo.lr}: another option of the same config
 _HYDRA = re.compile(r"(^|[/@.:\s])hydra($|[/@.:\s])")
+_SCHEMES = ("http", "https", "ftp", "file", "s3", "gs")  # of addresses, which are no names of modules
 _WORDS = ("override", "optional")  # keywords that may precede a group in a defaults list
 
 
@@ -37,6 +40,8 @@ def check_values(
     for path, key, value in _walk(values, source):
         if key == "_target_":
             raise UserError(f"{source}: {path} can run any code, and rlrun never uses it; remove it")
+        if not trusted and steers(list(value) if isinstance(value, Mapping) else value):
+            raise UserError(f"{source}: {path or 'a key'} has characters that steer a terminal, where names are shown")
         if isinstance(value, Mapping) and key == "path" and value and not trusted and "path" in places:
             value = next(iter(value))  # data.path may be a mapping from places to their shares
         if isinstance(value, str):
@@ -56,8 +61,9 @@ def _check_names(path: str, key: str, value: str, source: str) -> None:
     module, colon, rest = value.partition(":")
     if key == "module":
         check_installed(value, f"{source}: {path}")
-    elif colon and MODULE.fullmatch(module) and rest[:1].strip() and not rest.startswith("//"):
-        check_installed(module, f"{source}: {path}")
+    # Libraries that take such a text, as gymnasium.make does, import what stands before the colon, whatever follows.
+    elif colon and MODULE.fullmatch(module.strip()) and not (module in _SCHEMES and rest.startswith("//")):
+        check_installed(module.strip(), f"{source}: {path}")
 
 
 def check_defaults(defaults: Any, source: str, trusted: bool) -> None:

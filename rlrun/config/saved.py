@@ -8,17 +8,17 @@ import os
 import sys
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rlrun.config.automatic import TABLE, observations, settled
 from rlrun.config.foreign import check_values
 from rlrun.config.paths import group_defaults, model_of, options, output_of, root
-from rlrun.config.signature import in_place, signed, write_signed
+from rlrun.config.signature import read_signed, write_signed
 from rlrun.config.types import MissingOption, load_yaml, plain, save_yaml, yaml_text
 from rlrun.config.unused import changed
 from rlrun.core.errors import UserError
 from rlrun.core.passwords import check_known, masked_values
-from rlrun.core.plugins import allow, is_path
+from rlrun.core.plugins import TRUST, allow, is_path
 from rlrun.core.saved_files import check_run_config
 
 
@@ -35,12 +35,32 @@ def save_config(values: dict[str, Any], run_dir: Path, own: bool = True) -> dict
     return saved
 
 
-def saved_config(run_dir: Path, trusted: bool = False, unused: Collection[str] = ()) -> dict[str, Any]:
+class ReadConfig(NamedTuple):
+    """A run's config.yaml, which has been read once, with what its signature says."""
+
+    values: dict[str, Any]
+    own: bool  # whether the user made it or trusts it
+    in_place: bool  # whether it is in the folder in which the user made it, or the user trusts it
+
+
+def read_config(run_dir: Path, trusted: bool = False) -> ReadConfig:
+    """Reads config.yaml as it is. Raises UserError if it cannot be read."""
+    path = run_dir / "config.yaml"
+    try:
+        file = read_signed(path)
+    except OSError:
+        return ReadConfig(load_yaml(path), trusted, trusted)  # which says why it cannot be read
+    return ReadConfig(load_yaml(path, file.data), trusted or file.signed, trusted or file.in_place)
+
+
+def saved_config(
+    run_dir: Path, trusted: bool = False, unused: Collection[str] = (), found: ReadConfig | None = None
+) -> dict[str, Any]:
     """Returns the plain config of a run directory. Raises UserError if it cannot be read or does not fit.
 
     A config without this user's signature may only name modules of installed packages, unless it is trusted, and no
     folders and addresses. unused: options, by path, whose values in the file are not used, such as those that the
-    user's words replace; they may name any.
+    user's words replace; they may name any. found: what read_config() returned, if it has been read.
 
     Options that did not exist when it was saved get today's defaults and are named on stderr. Options of an environment
     and of a user's own algorithm have no such defaults.
@@ -48,14 +68,14 @@ def saved_config(run_dir: Path, trusted: bool = False, unused: Collection[str] =
     from rlrun.config.run import type_config
 
     path = run_dir / "config.yaml"
-    values = load_yaml(path)
+    values, own, placed = found or read_config(run_dir, trusted)
+    values = copy.deepcopy(values)
     check_run_config(values, path)
     check_known(values, str(path))
-    own = trusted or signed(path)
-    if not trusted and not in_place(path):
+    if not placed:
         refuse_links(run_dir)
     if own:
-        allow(values)
+        allow(values, here=placed)
     else:
         values["runs_root"] = str(run_dir.resolve().parent)  # the file may not choose where results are written
         values["run_dir"] = str(run_dir)
@@ -69,6 +89,27 @@ def saved_config(run_dir: Path, trusted: bool = False, unused: Collection[str] =
         if added:
             print(f"  {run_dir} is older than {', '.join(added)}: defaults are taken", file=sys.stderr, flush=True)
     return values
+
+
+def without_its_store(values: dict[str, Any], run_dir: Path, given: Collection[str]) -> list[str]:
+    """Switches MLflow off in the config of a run from elsewhere unless the user's words name the store, because the one
+    beside the run may have come with it: it says where files are written. given: the options that the words set.
+    Returns a note about it, if it was on."""
+    node = (values.get("logger") or {}).get("mlflow")
+    if not isinstance(node, dict) or not node.get("enabled") or node.get("uri") is not None:
+        return []
+    if {"runs_root", "logger.mlflow.uri"} & set(given):
+        return []
+    node["enabled"] = False
+    return [f"not logged to MLflow, {theirs(run_dir)}"]
+
+
+def theirs(run_dir: Path) -> str:
+    """Why the store beside a run from elsewhere is not used, and what to do."""
+    return (
+        f"because {run_dir} was made elsewhere and the store beside it may have been, too:"
+        f" logger.mlflow.uri=ADDRESS names yours, and {TRUST} trusts what is there"
+    )
 
 
 def refuse_links(folder: Path) -> None:

@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import NamedTuple
 
 from rlrun.core.checkpoint import write_atomically
 from rlrun.core.errors import Notice
@@ -62,6 +63,24 @@ def sign(path: Path) -> None:
         )
 
 
+class SignedFile(NamedTuple):
+    """The contents of a file, and what its signature says about these contents.
+
+    Whoever uses the contents takes both from here. If the file were read a second time, somebody who may write to the
+    folder could have it signed at one moment and read at another."""
+
+    data: bytes
+    signed: bool  # whether they have this user's signature
+    in_place: bool  # whether they were signed in this folder, or in this one under another name
+
+
+def read_signed(path: Path) -> SignedFile:
+    """Reads a file once. OSError if it cannot be read."""
+    data = path.read_bytes()
+    ours = _holds(path, lambda file, key: _digest(file, key, data))
+    return SignedFile(data, ours, ours and _holds(path, _place))
+
+
 def signed(path: Path) -> bool:
     """Tells whether a file has this user's signature."""
     return _holds(path, _digest)
@@ -73,11 +92,11 @@ def in_place(path: Path) -> bool:
     return _holds(path, _digest) and _holds(path, _place)
 
 
-def guarded(run_dir: Path, trusted: bool = False) -> AbstractContextManager[None]:
+def guarded(own: bool) -> AbstractContextManager[None]:
     """A block in which only classes of installed packages may be named, where a run directory is from elsewhere and the
     user does not trust it. Around a run that was made here it changes nothing, because that may name the user's own
-    modules, also in a program that is not the command."""
-    return nullcontext() if trusted or signed(run_dir / "config.yaml") else only_installed()
+    modules, also in a program that is not the command. own: whether it was made here, or the user trusts it."""
+    return nullcontext() if own else only_installed()
 
 
 def _holds(path: Path, line: Callable[[Path, bytes], str]) -> bool:

@@ -244,10 +244,12 @@ def check_size(text: str, path: Path | str) -> None:
         raise UserError(f"{path} is too large for a config")
 
 
-def load_yaml(path: Path) -> dict:
-    """Reads a yaml file as it is, without resolving interpolations. Raises UserError if it is missing or unreadable."""
+def load_yaml(path: Path, data: bytes | None = None) -> dict:
+    """Reads a yaml file as it is, without resolving interpolations. Raises UserError if it is missing or unreadable.
+
+    data: its contents, if they have been read."""
     try:
-        text = path.read_text()
+        text = path.read_text() if data is None else data.decode()
         check_size(text, path)
         check_numbers(text, path)
         made = OmegaConf.to_container(OmegaConf.create(text), resolve=False)

@@ -6,8 +6,8 @@ and renamed.
     checkpoints/best.json        the name of the best one
     checkpoints/best-000000040000/  the best one, if a later update of the same env steps has taken its name
 
-They contain no pickled code: torch.load(weights_only=True) is the only loader. A damaged file is reported by name; a
-run never falls back to a fresh start.
+They contain no pickled code: core/tensor_file.py is the only loader. A damaged file is reported by name; a run never
+falls back to a fresh start.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import torch
 from rlrun.core.errors import Notice, RunFailed, UserError
 from rlrun.core.numbers import whole_number
 from rlrun.core.run_lock import held, holder, this_process
+from rlrun.core.tensor_file import read_tensors
 
 FORMAT = 1
 PARTS = ("policy", "algorithm", "sampler")  # the tensors of every run
@@ -79,7 +80,7 @@ def as_bytes(state: dict) -> bytes:
 
 def from_bytes(data: bytes) -> dict:
     """Returns what as_bytes() was given."""
-    return torch.load(io.BytesIO(data), weights_only=True, map_location="cpu")
+    return read_tensors(data)
 
 
 def copied(state: Any) -> Any:
@@ -401,12 +402,11 @@ class Checkpoints:
             run = json.loads((path / "run.json").read_text())
             if not all(type(run[key]) is int and run[key] >= 0 for key in ("env_steps", "updates")):
                 raise ValueError
-            return {part: load_part(path, part) for part in parts}, run
-        except Exception as error:  # torch.load raises many kinds
-            # The message of torch.load recommends to load any pickled code, so it is left out.
+        except Exception as error:
             raise UserError(
-                f"checkpoint {path} cannot be read ({type(error).__name__}): it is not one of rlrun's"
+                f"checkpoint {path} cannot be read (run.json: {type(error).__name__}): it is not one of rlrun's"
             ) from None
+        return {part: load_part(path, part) for part in parts}, run
 
 
 def rows_file(number: int) -> str:
@@ -415,8 +415,13 @@ def rows_file(number: int) -> str:
 
 
 def load_part(path: Path, part: str) -> dict:
-    """Loads one part of a verified checkpoint."""
-    return torch.load(path / f"{part}.pt", weights_only=True, map_location="cpu")
+    """Loads one part of a verified checkpoint. Raises UserError if it is none that rlrun has written."""
+    try:
+        return read_tensors(path / f"{part}.pt")
+    except Exception as error:  # torch.load raises many kinds
+        # The message of torch.load recommends to load any pickled code, so it is left out.
+        why = str(error) if type(error) is ValueError else type(error).__name__
+        raise UserError(f"checkpoint {path} cannot be read ({part}.pt: {why}): it is not one of rlrun's") from None
 
 
 def verify(path: Path, parts: tuple[str, ...] = ()) -> None:

@@ -7,8 +7,23 @@ import contextlib
 import errno
 import io
 import os
+import re
 import sys
+from collections.abc import Mapping
 from typing import Any, TextIO
+
+# Characters by which a text can steer the terminal that shows it: all that control, but for ends of lines and tabs.
+_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def steers(values: Any) -> bool:
+    """Whether a text, or one in nested dicts and lists, could steer the terminal that shows it."""
+    if isinstance(values, Mapping):
+        return any(steers(part) for pair in values.items() for part in pair)
+    if isinstance(values, list | tuple):
+        return any(map(steers, values))
+    return isinstance(values, str) and _STEERING.search(values) is not None
+
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a file on a disk without room
 LOST = (errno.EPIPE, errno.EIO)  # errors of an output that nobody will ever read again: of a pipe, of a terminal

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlrun.core.errors import UserError
+from rlrun.core.outputs import steers
 from rlrun.core.specs import EnvSpec
 from rlrun.datasets.minari import PREFIX, MinariSet, folder_of, is_minari
-from rlrun.datasets.parquet import ENDING, LIST, ParquetSource, is_own, unreadable
+from rlrun.datasets.parquet import ENDING, LIST, ParquetSource, facts_to_json, is_own, unreadable
 from rlrun.datasets.rllib_json import RLlibJson, is_rllib_json
 from rlrun.datasets.rllib_parquet import RLlibParquet, is_rllib_parquet
 from rlrun.datasets.trajectories import Source
@@ -24,7 +25,16 @@ def open_source(path: str, spec: EnvSpec | None = None, actions_normalized: bool
     """Returns the data set in a folder or file, behind a pattern of RLlib's JSON files, or of the id of a Minari set.
 
     spec: that of the run's environment, for formats that do not hold spaces. actions_normalized: whether bounded
-    actions in such formats lie in [-1, 1]. Raises UserError if there is no such place, or if nothing there is data."""
+    actions in such formats lie in [-1, 1]. Raises UserError if there is no such place, if nothing there is data, or if
+    names in the data would steer a terminal."""
+    source = _opened(path, spec, actions_normalized)
+    # Names of the environment, its parts and policies, and notes are shown in many places.
+    if steers(facts_to_json(source.facts)):
+        raise UserError(f"{path} has names or notes with characters that steer a terminal")
+    return source
+
+
+def _opened(path: str, spec: EnvSpec | None, actions_normalized: bool) -> Source:
     place = Path(path)
     if path.startswith(PREFIX) or is_minari(path):
         return MinariSet(path, spec)

@@ -33,6 +33,8 @@ FORMAT = 1
 KEY = b"rlrun"
 LIST = "dataset.json"
 ENDING = ".parquet"
+LARGEST = 1 << 30  # bytes of a row group in memory; rlrun's have 32 MB, or one trajectory
+RATIO = 32  # a larger one must be no more than so many times as large as in its file, where equal rows take no room
 ROWS = ("obs", "action", "reward", "terminated", "truncated", "valid")  # fields of every trajectory
 TRAJECTORY = ("episode", "agent", "policy", "whole")  # columns that say which trajectory a row belongs to
 
@@ -256,11 +258,33 @@ class ParquetSource:
         file, group = self.groups[piece]
         try:
             with pq.ParquetFile(file, page_checksum_verification=True, memory_map=True) as opened:
-                table = opened.read_row_group(group, use_threads=False)
+                self._check_group(file, group, opened)
+                names = [column_name(path) for path, _ in self.fields]
+                table = opened.read_row_group(group, [*names, *TRAJECTORY], use_threads=False)
             return self._block(table, self.numbers[file])
         except (pa.ArrowException, OSError, ValueError, KeyError, IndexError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             raise UserError(f"{file} is damaged in row group {group}: {reason}") from None
+
+    def _check_group(self, file: Path, group: int, opened: pq.ParquetFile) -> None:
+        """Raises UserError for a row group that would take much more memory than its file seems to say: Parquet writes
+        a row that is repeated a million times in a few bytes. ValueError if a column is of another type, of which the
+        size is unknown."""
+        meta, schema = opened.metadata.row_group(group), opened.schema_arrow
+        columns = [meta.column(number) for number in range(meta.num_columns)]
+        width = 3 * 8 + 1  # of episode, agent, policy and whole
+        for path, field in self.fields:
+            kind = schema.field(column_name(path)).type
+            if kind != arrow_type(field):
+                raise ValueError(f"a column holds {kind} in place of {arrow_type(field)}")
+            width += math.prod(field.shape) * field.dtype.itemsize
+        rows = max(meta.num_rows, *(column.num_values for column in columns))
+        needed = max(rows * width, meta.total_byte_size, sum(column.total_uncompressed_size for column in columns))
+        if needed > max(LARGEST, RATIO * file.stat().st_size):
+            raise UserError(
+                f"{file}: row group {group} would take {needed:,} bytes of memory, and the file has"
+                f" {file.stat().st_size:,}: write it again in smaller row groups"
+            )
 
     def _block(self, table: pa.Table, numbers: np.ndarray) -> Block:
         episode = _values(table.column("episode"), Field((), torch.int64))

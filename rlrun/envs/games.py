@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 from gymnasium.spaces import Box, Discrete
 
+from rlrun.core.plugins import import_named
 from rlrun.envs.boards import connect_four, tic_tac_toe
 
 
@@ -165,7 +166,10 @@ class Several(Together):
     def __init__(self, name: str, num_agents: int = 2, **kwargs: Any) -> None:
         if num_agents < 1:
             raise ValueError("num_agents is at least 1")
-        self.copies = [gymnasium.make(name, **kwargs) for _ in range(num_agents)]
+        module, _, id_only = name.rpartition(":")
+        if module:  # gymnasium.make would import it, whoever wrote the name
+            import_named(module, f"env.kwargs.name={name}")
+        self.copies = [gymnasium.make(id_only, **kwargs) for _ in range(num_agents)]
         self.number = {f"agent_{i}": copy for i, copy in enumerate(self.copies)}
         super().__init__(list(self.number), self.copies[0].observation_space, self.copies[0].action_space)
         self.metadata = self.copies[0].metadata

@@ -2,8 +2,9 @@
 cluster are in ray_queue.py.
 
 A job is the same command as on one machine, on a file system that all machines share; submitit_job.py has the job's
-side. submitit passes its own function to the job as a pickle that it has just written, and the exit code back; rlrun
-itself loads nothing from a pickle.
+side. submitit passes its own function to the job as a pickle, and the exit code back as another one, which this process
+loads. Both lie in a folder that this session of the sweep has made, with a new name, and that no other user can enter:
+a pickle that came with the sweep's folder is never loaded.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import getpass
 import importlib.util
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -188,7 +190,7 @@ class Queue:
         fixed = {key: options[key] for key in (RESTARTS,) if key in options}
         self.listing = Listing() if cluster == "slurm" else None
         try:
-            self.executor = submitit.AutoExecutor(folder=folder / "queue", cluster=cluster, **fixed)
+            self.executor = submitit.AutoExecutor(folder=fresh(folder / "queue"), cluster=cluster, **fixed)
             self.executor.update_parameters(**{key: value for key, value in options.items() if key not in fixed})
         except Exception as error:  # RuntimeError where srun is missing, NameError for an unknown option
             raise UserError(f"--cluster {cluster}: {(str(error).splitlines() or [type(error).__name__])[0]}") from None
@@ -201,9 +203,15 @@ class Queue:
         return Queued(self.executor.submit(SubmittedJob(job, self.cwd)), log, before, self.listing)
 
 
+def fresh(folder: Path) -> Path:
+    """Makes a folder with a new name inside of this one, which no other user can enter."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(dir=folder))  # mode 0700
+
+
 def still_queued(folder: Path, listing: Listing) -> list[str]:
     """The ids of the jobs that an earlier session of a sweep has submitted and that SLURM still has."""
-    submitted = {path.name.removesuffix("_submitted.pkl") for path in folder.glob("*_submitted.pkl")}
+    submitted = {path.name.removesuffix("_submitted.pkl") for path in folder.rglob("*_submitted.pkl")}
     return sorted(one for one in submitted if listing.has(one) and listing.answered)
 
 

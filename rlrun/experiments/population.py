@@ -24,9 +24,8 @@ from typing import Any
 import numpy as np
 
 from rlrun.config.foreign import check_values
-from rlrun.config.saved import save_config
-from rlrun.config.signature import signed, write_signed
-from rlrun.config.types import load_yaml
+from rlrun.config.saved import read_config, save_config
+from rlrun.config.signature import read_signed, write_signed
 from rlrun.config.unused import flattened
 from rlrun.config.words import word
 from rlrun.core.checkpoint import fsync_folder, write_atomically
@@ -319,10 +318,11 @@ class PopulationTraining:
         write_signed(self.state, json.dumps(said, indent=1) + "\n")
 
     def _load(self) -> None:
-        if not signed(self.state):
+        data, ours, _ = read_signed(self.state)
+        if not ours:
             raise UserError(f"{self.state} was not written by you on this machine; start the sweep again elsewhere")
         try:
-            said = json.loads(self.state.read_text())
+            said = json.loads(data)
             self.members = [Member(**one) for one in said["members"]]
             self.pending, self.rng.bit_generator.state = said["pending"], said["rng"]
             # Earlier versions did not save this. They decided takeovers as soon as all members had ended a generation.
@@ -399,8 +399,7 @@ def take_over(winner: Path, loser: Path, values: dict[str, Any]) -> None:
     shutil.copytree(winner / "checkpoints" / name, fresh / name)
     fsync_folder(fresh)
     path = loser / "config.yaml"
-    config = load_yaml(path)
-    ours = signed(path)
+    config, ours, _ = read_config(loser)
     check_values(config, str(path), ours, places=("directory", "uri", "address"))
     for key, value in values.items():
         *groups, last = key.split(".")

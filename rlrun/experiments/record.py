@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rlrun.config.signature import signed, write_signed
+from rlrun.config.signature import read_signed, write_signed
 from rlrun.core.errors import UserError, check_name
 from rlrun.core.passwords import check_known, masked, masked_values, whole
 from rlrun.core.plugins import TRUST
@@ -84,18 +84,22 @@ def job_in(folder: Path, name: str, words: Sequence[str]) -> TrainingJob:
 
 def read(folder: Path, trusted: bool = False) -> Record:
     """Reads sweep.json. UserError if it is damaged, has another format, or comes from elsewhere untrusted."""
-    if not trusted and not signed(folder / "sweep.json"):
+    try:
+        data, ours, _ = read_signed(folder / "sweep.json")
+    except OSError as error:
+        raise UserError(f"{folder / 'sweep.json'} is damaged: {error}") from None
+    if not trusted and not ours:
         raise UserError(
             f"{folder / 'sweep.json'} was not written by you on this machine, and its commands would be run; read them,"
             f" and then {TRUST} runs them"
         )
     try:
-        said = json.loads((folder / "sweep.json").read_text())
+        said = json.loads(data)
         if said["format"] != FORMAT:
             raise UserError(f"{folder / 'sweep.json'} has format {said['format']}; this rlrun reads {FORMAT}")
         jobs = [job_in(folder, job["name"], job["words"]) for job in said["jobs"]]
         return Record(said["command"], said["words"], jobs, said["mlflow"], said["search"], said["cwd"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder / 'sweep.json'} is damaged: {error}") from None
 
 
@@ -146,13 +150,12 @@ class Parent:
         self.ended = False  # whether MLflow knows how the sweep ended
         if record.mlflow is None:
             return
-        from rlrun.loggers.mlflow import open_experiment, store_root
+        from rlrun.loggers.mlflow import lies_beside, open_experiment, store_root
 
         memory = folder / "mlflow.json"
         try:
-            self.client, experiment = open_experiment(
-                whole(record.mlflow["uri"]), store_root(record.mlflow["root"], folder), record.mlflow["experiment"]
-            )
+            address, root = whole(record.mlflow["uri"]), store_root(record.mlflow["root"], folder)
+            self.client, experiment = open_experiment(address, root, record.mlflow["experiment"])
             known = json.loads(memory.read_text()) if memory.exists() else {}
             self.uri = masked_values(record.mlflow["uri"], "uri")
             if known.get("uri", self.uri) != self.uri:
@@ -166,7 +169,9 @@ class Parent:
                 self.run_id = self.client.create_run(experiment, run_name=f"sweep {folder.name}").info.run_id
                 self._remember(False)
                 self.client.set_tag(self.run_id, "rlrun.command", record.command)
-            self.client.log_artifact(self.run_id, str(folder / "sweep.json"))
+            kept_in = self.client.get_run(self.run_id).info.artifact_uri
+            if address is not None or lies_beside(kept_in, root, Path("sweep.json")):
+                self.client.log_artifact(self.run_id, str(folder / "sweep.json"))
         except Exception as error:  # each server has its own exceptions
             if later:
                 raise

@@ -47,7 +47,17 @@ from rlrun.core.open_loop import FOLDER
 from rlrun.core.outputs import tell
 from rlrun.core.passwords import masked
 from rlrun.loggers.jsonl import PART_BYTES, rows_behind
-from rlrun.loggers.mlflow import STATUS, Names, flatten, has_become, keeps_files, open_experiment, store_uri
+from rlrun.loggers.mlflow import (
+    FILES,
+    STATUS,
+    Names,
+    flatten,
+    has_become,
+    keeps_files,
+    lies_beside,
+    open_experiment,
+    store_uri,
+)
 
 MEMORY = "mlflow.json"
 METRICS, PARAMETERS = 1000, 100  # numbers that MLflow takes at a time
@@ -114,6 +124,7 @@ class Mirror:
         self.uri = place.uri or store_uri(place.root)
         self.client: Any = None
         self.files_to: str | None = None  # where MLflow keeps files of the experiment
+        self.run_files: str | None = None  # and those of the run, where the store is the one in the runs' root
         self.tagged = False
         self.most = FIRST_METRICS
         self.left = False  # whether nobody waits for it any more, so that `rlrun sync` may send the rest
@@ -262,7 +273,7 @@ class Mirror:
         if self.client is not None:
             return
         client, experiment = open_experiment(self.place.uri, self.place.root, self.place.experiment)
-        if self.memory["run_id"] is not None and _found(client, self.memory["run_id"]) is None:
+        if self.memory["run_id"] is not None and not self._knows(client):
             say("the store does not know this run any more, so it is logged there anew, with all rows")
             sessions = self.memory["sessions"]
             (self.run_dir / MEMORY).unlink(missing_ok=True)
@@ -283,12 +294,28 @@ class Mirror:
                 made = client.create_run(experiment, start_time=int(began * 1000), tags=tags, run_name=name)
                 memory["run_id"] = made.info.run_id
         memory["experiment_id"] = experiment
+        if self.place.uri is None:
+            self.run_files = client.get_run(memory["run_id"]).info.artifact_uri
+            if keeps_files(self.files_to) and not (self._beside(self.files_to) and self._beside(self.run_files)):
+                say(
+                    f"its files are kept in {self.run_files}, which is not in {self.place.root / FILES}, so that no"
+                    " files are sent: the store may have been made by somebody else"
+                )
         if memory["replaces"] is not None:
             self._mark_replaced(client)
         if memory["status"] is None:
             client.update_run(memory["run_id"], status="RUNNING")
         self._write()
         self.client = client
+
+    def _knows(self, client: Any) -> bool:
+        """Whether the store has the run that the memory names, and it is this run. A memory that came with a run from
+        elsewhere may name any run of a store. Runs of early versions have no tag."""
+        found = _found(client, self.memory["run_id"])
+        return found is not None and found.data.tags.get("rlrun.id", self.memory["id"]) == self.memory["id"]
+
+    def _beside(self, address: str | None, file: Path | None = None) -> bool:
+        return lies_beside(address, self.place.root, file)
 
     def _mark_replaced(self, client: Any) -> None:
         """Marks the MLflow run that has rows which the run has taken back."""
@@ -431,6 +458,10 @@ class Mirror:
         """Sends a file unless it has been sent as it is. Returns whether it was sent."""
         if not keeps_files(self.files_to):
             return False
+        if self.place.uri is None:
+            target = Path(folder or "", file.name)
+            if not self._beside(self.files_to) or not self._beside(self.run_files, target):
+                return False
         try:
             found = file.stat()
         except OSError:

@@ -8,6 +8,7 @@ use.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import logging
@@ -27,6 +28,7 @@ from rlrun.core.run_lock import held
 
 LOCK_SEC = 300.0  # on a busy machine, another run may take a minute to create the store
 BESIDE = ("-journal", "-wal", "-shm")  # ends of the names of the files that SQLite keeps beside a store
+LOCK, FILES = ".mlflow.lock", "mlartifacts"  # what is beside the store in a runs' root
 LONGEST_NAME = 250  # characters of the name of a metric or parameter
 STATUS = {"COMPLETED": "FINISHED", "STOPPED": "FINISHED", "INTERRUPTED": "KILLED", "FAILED": "FAILED"}
 
@@ -121,6 +123,32 @@ def keeps_files(address: str | None) -> bool:
     return place.scheme != "file" or Path(unquote(place.path)).parent.is_dir()
 
 
+def lies_beside(address: str | None, root: Path, file: Path | None = None) -> bool:
+    """Whether the place where a store in `root` keeps files is its own folder beside it, and so is that of a file.
+
+    A store may have been made by somebody else, who can have named any folder of this machine, and have put links
+    there, or an address that is used with this user's passwords."""
+    place, own = urlsplit(address or ""), (root / FILES).resolve()
+    if place.scheme not in ("", "file") or place.netloc or not place.path:
+        return False
+    found = (Path(unquote(place.path)) / (file or "")).resolve()
+    if found.is_relative_to(own):
+        return True
+    # One folder may be mounted at two places.
+    return own.is_dir() and any(one.is_dir() and one.samefile(own) for one in (found, *found.parents))
+
+
+def refuse_linked_store(root: Path) -> None:
+    """Raises UserError if parts of the store in a folder are symbolic links, because what they name would be
+    overwritten."""
+    for part in (*sorted(root.glob("mlflow.db*")), root / LOCK, root / FILES):
+        if part.is_symlink():
+            raise UserError(
+                f"{part} is a symbolic link, and MLflow would write to what it names: remove the link, or name the"
+                " store with logger.mlflow.uri=sqlite:////FOLDER/mlflow.db"
+            )
+
+
 def _sqlite_file(uri: str) -> Path | None:
     """The absolute path of the file of an SQLite store, or None if the store is something else, is in memory or is
     opened with options."""
@@ -157,7 +185,13 @@ def _create(file: Path) -> None:
 def _creation_lock(root: Path) -> Iterator[None]:
     """Holds the lock of the store."""
     root.mkdir(parents=True, exist_ok=True)
-    with (root / ".mlflow.lock").open("w") as file:
+    try:
+        descriptor = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UserError(f"{root / LOCK} is a symbolic link: remove it") from None
+        raise
+    with os.fdopen(descriptor, "r+") as file:
         began = time.monotonic()
         while True:
             try:
@@ -165,7 +199,7 @@ def _creation_lock(root: Path) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() - began > LOCK_SEC:
-                    raise TimeoutError(f"another run has held {root / '.mlflow.lock'} for {LOCK_SEC:.0f} s") from None
+                    raise TimeoutError(f"another run has held {root / LOCK} for {LOCK_SEC:.0f} s") from None
                 time.sleep(0.1)
         yield
 
@@ -174,12 +208,14 @@ def open_experiment(uri: str | None, root: Path, experiment: str) -> tuple[Any, 
     """A client and the id of the experiment, which is created if it is new. uri None means the store in root."""
     address = uri or store_uri(root)
     file = _sqlite_file(address)
+    if uri is None:
+        refuse_linked_store(root)
     with _creation_lock(root if file is None else file.parent):
         if file is not None:
             _create(file)
         client = _client(address)
         found = client.get_experiment_by_name(experiment)
-        artifacts = None if uri else (root / "mlartifacts").resolve().as_uri()
+        artifacts = None if uri else (root / FILES).resolve().as_uri()
         return client, found.experiment_id if found else client.create_experiment(
             experiment, artifact_location=artifacts
         )
@@ -237,6 +273,11 @@ def add_artifact(run_dir: Path, file: Path, uri: str | None, root: Path) -> None
         kept_in = client.get_experiment(known["experiment_id"]).artifact_location
         if not keeps_files(kept_in):
             raise UserError(f"files of its runs are kept in {kept_in}, which is gone")
+        if uri is None:
+            refuse_linked_store(root)
+            target = client.get_run(known["run_id"]).info.artifact_uri
+            if not lies_beside(target, root, Path(file.name)):
+                raise UserError(f"{target} is not in {root / FILES}, and the store may have been made by somebody else")
         client.log_artifact(known["run_id"], str(file))
 
 

@@ -11,7 +11,8 @@ from rlrun.algos.multi import Config as MultiConfig
 from rlrun.algos.multi import Multi, frozen
 from rlrun.config.algorithms import algorithm_class
 from rlrun.config.run import Typed
-from rlrun.config.signature import guarded, signed
+from rlrun.config.saved import read_config
+from rlrun.config.signature import guarded
 from rlrun.config.types import load_yaml
 from rlrun.config.unused import flattened
 from rlrun.core.algorithm import Algorithm
@@ -58,9 +59,10 @@ def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
     checkpoint is taken."""
     run_dir, checkpoint = _found(path, f"init={path} is neither a run directory nor one of its checkpoints")
     tensors, _ = checkpoints_of(run_dir).load(checkpoint, parts=("policy", "algorithm"))
-    other = load_yaml(run_dir / "config.yaml")["algo"]
-    if signed(run_dir / "config.yaml"):  # a run of this user's own may name modules of the user's own
-        allow(other)
+    found = read_config(run_dir)
+    other = found.values["algo"]
+    if found.own:  # a run of this user's own may name modules of the user's own
+        allow(other, here=found.in_place)
     saved, anew = tensors["algorithm"]["module"], algorithm.state_dict()
     own = {
         f"{prefix}.{key}".lstrip(".")
@@ -82,7 +84,7 @@ def begin_with(algorithm: Algorithm, path: Path, name: str) -> None:
     own |= {key for key in anew.keys() ^ saved.keys() if "reward_scale." in key}
     try:
         has_all = anew.keys() - own <= saved.keys()
-        if other["name"] == name or (has_all and variants(_class_of(other, run_dir), type(algorithm))):
+        if other["name"] == name or (has_all and variants(_class_of(other, found.own), type(algorithm))):
             if other["name"] != name:
                 own |= saved.keys() - anew.keys()
             algorithm.load_state_dict(
@@ -134,10 +136,10 @@ def _computes(key: str, model: dict[str, Any]) -> bool:
     return key in FUNCTIONS or key.split(".")[-1] in FUNCTIONS_OF_ANY or key.endswith("activation")
 
 
-def _class_of(algo: dict[str, Any], run_dir: Path) -> type[Algorithm]:
+def _class_of(algo: dict[str, Any], own: bool) -> type[Algorithm]:
     """The class of a saved run's algorithm. Raises UserError where a run from elsewhere names a module that no
     installed package contains, as it may lie in the run directory."""
-    with guarded(run_dir):
+    with guarded(own):
         return algorithm_class(algo)
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from rlrun.config.run import Typed, type_config
-from rlrun.config.saved import saved_config
-from rlrun.config.signature import guarded, signed
+from rlrun.config.saved import ReadConfig, read_config, saved_config
+from rlrun.config.signature import guarded
 from rlrun.config.words import at_home
 from rlrun.core.batch import Batch
 from rlrun.core.env import Rows, map_rows
@@ -363,13 +363,13 @@ def load(run_dir: str | Path, checkpoint: str | int = "last", trust: bool = Fals
 
 def loaded(path: Path, checkpoint: str | int = "last", trust: bool = False, said: Collection[str] = ()) -> Trained:
     """Loads a policy as load() does. said: options, by path, that the user's own words set in this run."""
-    with guarded(path, trust):
-        return _loaded(path, checkpoint, trust, said)
+    found = read_config(path, trust)
+    with guarded(found.own):
+        return _loaded(path, checkpoint, found, {*said, "resources.ray.address"})  # no cluster is joined
 
 
-def _loaded(path: Path, checkpoint: str | int, trust: bool, said: Collection[str]) -> Trained:
-    own = trust or signed(path / "config.yaml")
-    config = type_config(saved_config(path, trust, unused={*said, "resources.ray.address"}))  # no cluster is joined
+def _loaded(path: Path, checkpoint: str | int, found: ReadConfig, unused: Collection[str]) -> Trained:
+    config = type_config(saved_config(path, unused=unused, found=found))
     tensors, run = checkpoints_of(path).load(checkpoint, parts=("policy",))
     spec = make_spec(config, config.algorithm.needs(config.algo))
     policy = config.algorithm.make_policy(spec, Model(config.run.model), config.algo)
@@ -378,4 +378,4 @@ def _loaded(path: Path, checkpoint: str | int, trust: bool, said: Collection[str
     except RuntimeError as error:
         raise UserError(f"the checkpoint in {path} does not fit its config.yaml: {error}") from None
     policy.requires_grad_(False)
-    return Trained(path, config, spec, policy, Clock(run["env_steps"], run["updates"]), own)
+    return Trained(path, config, spec, policy, Clock(run["env_steps"], run["updates"]), found.own)

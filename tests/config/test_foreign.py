@@ -26,6 +26,7 @@ from rlrun.core import plugins
 from rlrun.core.checkpoint import Checkpoints
 from rlrun.core.errors import Notice, UserError
 from rlrun.core.plugins import installed, modules_in
+from rlrun.envs.games import Several
 from rlrun.envs.registry import make_spec
 from rlrun.experiments.runs import find
 from rlrun.experiments.view import text_table
@@ -47,6 +48,7 @@ def in_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     monkeypatch.setattr(plugins._Door, "named", set())  # no test trusts modules for another
+    monkeypatch.setattr(plugins._Door, "away", set())
     monkeypatch.setattr(plugins._Door, "objects", set())
     for name in ("evilmod", "evil-mod", "winreg"):
         (tmp_path / f"{name}.py").write_text(EVIL)
@@ -75,10 +77,22 @@ def files():
         ("env: {wrappers: [{name: 'timeit:timeit', setup: 'open(0)'}]}\n", "timeit"),
         ("model: {encoder: 'torch:load', encoder_kwargs: {f: evil.pt}}\n", "not a class that derives from Module"),
         ("env: {wrappers: ['numpy:os.system']}\n", "numpy"),
+        # Importing them is enough: they act as programs, or were never meant for reinforcement learning.
+        ("algo: {module: flask.__main__}\n", "flask.__main__ is part of a package that needs none of gymnasium"),
+        ("algo: {module: gymnasium.__main__}\n", "importing gymnasium.__main__ may run a program"),
+        ("env: {name: 'torch.__init__:E-v0'}\n", "may run a program"),
+        ("callbacks: ['pytest:Spy']\n", "pytest is part of a package that needs none of"),
+        # A class that writes where its arguments say.
+        ("env: {wrappers: [{name: 'gymnasium.wrappers:RecordVideo', video_folder: stolen}]}\n", "RecordVideo writes files into any folder"),
+        ("env: {wrappers: [{name: 'gymnasium.wrappers.rendering:RecordVideo', video_folder: stolen}]}\n", "writes files into any folder"),
         # Names that a simple pattern would not see.
         ("model: {encoder: 'evilmod:Name '}\n", "evilmod"),
         ("model: {encoder: 'evil-mod:Name'}\n", "not the name of a module"),
         ("env: {name: 'evilmod:Cart!'}\n", "evilmod"),
+        ("env: {kwargs: {name: 'evilmod: CartPole-v1'}}\n", "evilmod is not part of an installed package"),
+        ("env: {kwargs: {name: ' evilmod:CartPole-v1'}}\n", "evilmod is not part of an installed package"),
+        ("env: {kwargs: {name: 'evilmod://CartPole-v1'}}\n", "evilmod is not part of an installed package"),
+        ("env: {kwargs: {name: 'evilmod:'}}\n", "evilmod is not part of an installed package"),
         ("model: {encoder: 'evilmod://x'}\n", "evilmod"),
         ("algo: {module: evil-mod}\n", "evil-mod"),
         ("model: {encoder: '${measured.x}'}\nmeasured: {x: 'evilmod:Name'}\n", "evilmod"),
@@ -175,6 +189,7 @@ def test_references_to_other_options_and_installed_modules_are_allowed():
     values = {"algo": {"lr": "${algo.other}"}, "env": {"name": "gymnasium.envs:CartPole-v1"}}
     check_values(values, "a.yaml", trusted=False)
     check_values({"expected": {"source": "arXiv:1802.01561"}}, "a.yaml", trusted=False)
+    check_values({"env": {"kwargs": {"page": "https://example.org/a", "time": "12:30"}}}, "a.yaml", trusted=False)
     check_values({"callbacks": ["evilmod:Spy"]}, "a.yaml", trusted=True)
     assert installed("torch") and not installed("json") and not installed("evilmod")
     words = ["env=my_rl:Maze-v0", "env.wrappers=[{name: a.b:C, price: 0.1}]", "+algo.module=own.algo", "uri=http://x"]
@@ -278,6 +293,64 @@ def test_a_run_from_elsewhere_needs_trust_for_its_modules(capsys):
     assert signature.signed(Path("missing/config.yaml")), "it is the user's own from now on"
 
 
+def test_a_copy_of_ones_own_run_imports_nothing_from_the_current_folder():
+    """Somebody may have published the run with its signature, and put modules beside it."""
+    assert _dispatch(["train", *RUN[:1], "env=evilmod:E-v0", *RUN[2:], "run_dir=run"]) == 0
+    Path("run").rename("moved")
+    shutil.copytree("moved", "copy")
+    Path("pwned").unlink()
+    said = r"evilmod lies in the current folder, .* is a copy of one of yours.* --trust"
+
+    def refused(*words):
+        plugins._Door.named.clear()
+        sys.modules.pop("evilmod", None)
+        sys.path[:] = [path for path in sys.path if path != str(Path.cwd())]
+        with pytest.raises(UserError, match=said):
+            _dispatch(list(words)) if words else rlrun.load("copy")
+        assert not Path("pwned").exists()
+
+    refused("evaluate", "copy", "episodes=1")
+    refused("resume", "copy", "env_steps=900")
+    refused("train", "--from-run", "copy", "run_dir=again")
+    refused()
+    shutil.copytree("copy", "trusted")
+    for words in (["moved"], ["trusted", "--trust"]):
+        assert _dispatch(["evaluate", "episodes=1", *words]) == 0, "moved is the run itself under another name"
+    config = yaml.safe_load(Path("moved/config.yaml").read_text())
+    config["algo"] |= {"name": "other", "module": "evilmod"}
+    signature.write_signed(Path("moved/config.yaml"), yaml.safe_dump(config))
+    for file in (Path("moved/config.yaml"), signature.beside(Path("moved/config.yaml"))):
+        shutil.copy(file, "copy")
+    Path("pwned").unlink()
+    refused("train", *RUN, "init=copy", "run_dir=again")
+
+
+def test_a_config_is_parsed_as_it_was_when_its_signature_was_checked(monkeypatch):
+    """Somebody who may write to the folder could change the file between two looks at it."""
+    assert _dispatch(["train", *RUN, "run_dir=run"]) == 0
+    path, real = Path("run/config.yaml"), signature._holds
+    good = path.read_text()
+    for words in (["evaluate", "run"], ["resume", "run", "env_steps=900"], ["train", "--from-run", "run", "run_dir=new"]):
+        path.write_text(good.replace("name: CartPole-v1", "name: evilmod:E-v0"))
+        looks = []
+
+        def swapped(file, line, looks=looks):
+            text = path.read_text()
+            looks.append(text)
+            path.write_text(good)
+            ours = real(file, line)
+            path.write_text(text)
+            return ours
+
+        monkeypatch.setattr(signature, "_holds", swapped)
+        with pytest.raises(UserError, match=r"evilmod is not part of an installed package"):
+            _dispatch(words)
+        with pytest.raises(UserError, match=r"evilmod is not part of an installed package"):
+            rlrun.load("run")
+        monkeypatch.setattr(signature, "_holds", real)
+        assert looks and not Path("pwned").exists() and not Path("new").exists()
+
+
 def test_a_run_of_installed_modules_needs_nothing():
     assert _dispatch(["train", *RUN, "run_dir=run"]) == 0
     signature.beside(Path("run/config.yaml")).unlink()
@@ -324,7 +397,7 @@ def test_a_python_program_calls_no_function_that_a_run_from_elsewhere_names():
         rlrun.resume(run, env_steps=9000)
     Path("run/evil.py").write_text(EVIL)
     with pytest.raises(UserError, match=r"run\.evil is not part of an installed package"):
-        _class_of({"name": "mine", "module": "run.evil"}, run)
+        _class_of({"name": "mine", "module": "run.evil"}, own=False)
     Path("conf/env").mkdir(parents=True)
     Path("conf/env/theirs.yaml").write_text(
         "defaults: [CartPole-v1, _self_]\nwrappers: [{name: 'torch:save', f: pwned}]\n"
@@ -374,9 +447,69 @@ def test_only_what_the_user_names_may_be_called():
         assert called() is torch.save, "--trust is for all that the command reads"
 
 
+def test_packages_that_need_a_library_of_reinforcement_learning_may_be_named(tmp_path, monkeypatch):
+    folder = tmp_path / "site"
+    monkeypatch.setattr(plugins, "_site_folders", lambda: [folder])
+    monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
+    said = {"mazes": ["gymnasium>=1.0"], "more-mazes": ["Mazes (>=2)"], "server": ["numpy", 'mazes; extra == "all"']}
+    said |= {"networks": ["numpy", 'torch ; extra == "torch"'], "gymnasium_like": []}
+    for name, needed in said.items():
+        info, package = folder / f"{name.replace('-', '_')}-1.dist-info", folder / name.replace("-", "_")
+        info.mkdir(parents=True)
+        package.mkdir()
+        (package / "__init__.py").touch()
+        lines = ["Metadata-Version: 2.1", f"Name: {name}", "Version: 1", *(f"Requires-Dist: {one}" for one in needed)]
+        (info / "METADATA").write_text("\n".join(lines) + "\n")
+        (info / "RECORD").write_text(f"{package.name}/__init__.py,,\n")
+    plugins._fitting.cache_clear()
+    plugins._edited.cache_clear()
+    try:
+        for module, refused in (("mazes", False), ("more_mazes.a", False), ("networks", False), ("server", True),
+                                ("gymnasium_like", True)):  # fmt: skip
+            with pytest.raises(UserError, match="needs none of") if refused else contextlib.nullcontext():
+                plugins.check_installed(module, "env")
+    finally:
+        plugins._fitting.cache_clear()
+        plugins._edited.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["evilmod:E-v0", "evilmod: E-v0", "evilmod://E-v0", " evilmod:E-v0"])
+def test_a_game_of_copies_imports_no_module_by_itself(name, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path, str(Path.cwd())])  # as in a Python program
+    with plugins.only_installed(), pytest.raises(UserError, match="evilmod"):
+        Several(name)
+    assert not Path("pwned").exists()
+    if name == "evilmod:E-v0":
+        assert len(Several(name, 3).copies) == 3, "the user's own words may name it"
+
+
+def test_a_foreign_module_sees_no_words_of_the_command_line(monkeypatch):
+    monkeypatch.setattr(plugins, "check_installed", lambda module, where: None)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(Path.cwd())])
+    monkeypatch.setattr(sys, "argv", ["rlrun", "resume", "theirs"])
+    Path("evilmod.py").write_text("import sys\nseen = list(sys.argv)\n")
+    with plugins.only_installed():
+        assert plugins.import_named("evilmod", "env").seen == ["rlrun"]
+    assert sys.argv == ["rlrun", "resume", "theirs"]
+
+
 def test_texts_of_a_run_from_elsewhere_cannot_steer_the_terminal():
     shown = text_table([["env.name", "Cart\x1b]0;x\x07\x1b[2J"]], ("option", "first"))
     assert "\x1b" not in shown and "Cart?]0;x??[2J" in shown
+
+
+def test_a_config_from_elsewhere_holds_nothing_that_steers_the_terminal(capsys):
+    assert _dispatch(["train", *RUN, "run_dir=run"]) == 0
+    signature.beside(Path("run/config.yaml")).unlink()
+    text = Path("run/config.yaml").read_text()
+    for other in (text.replace("name: CartPole-v1", r'name: "Cart\e]0;x\aPole-v1"'),
+                  text.replace("kwargs: {}", r'kwargs: {"a\e[2J": 1}')):  # fmt: skip
+        assert other != text
+        Path("run/config.yaml").write_text(other)
+        for words in (["evaluate", "run"], ["resume", "run", "env_steps=900"], ["train", "--from-run", "run", "--plan"]):
+            with pytest.raises(UserError, match="has characters that steer a terminal"):
+                _dispatch(words)
+    assert "\x1b" not in "".join(capsys.readouterr())
 
 
 def test_a_picture_replaces_a_link():

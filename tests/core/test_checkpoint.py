@@ -1,5 +1,6 @@
 """Checkpoints that were altered are refused with a sentence, whatever their manifest says."""
 
+import hashlib
 import json
 import os
 
@@ -32,6 +33,16 @@ def test_a_manifest_that_lists_too_little_protects_nothing(saved, listed):
     data[len(data) // 2] ^= 1
     (path / "policy.pt").write_bytes(data)
     with pytest.raises(UserError, match="damaged"):
+        checkpoints.load(parts=("policy",))
+
+
+def test_a_part_that_asks_for_memory_is_refused_before_it_gets_any(saved):
+    """As somebody else would have made it, with a manifest that fits."""
+    checkpoints, path = saved
+    torch.save({"weight": bytearray(3)}, path / "policy.pt")
+    digest = hashlib.sha256((path / "policy.pt").read_bytes()).hexdigest()
+    manifest(path, sha256=json.loads((path / "manifest.json").read_text())["sha256"] | {"policy.pt": digest})
+    with pytest.raises(UserError, match=r"cannot be read \(policy\.pt: it names __builtin__\.bytearray, which is no part"):
         checkpoints.load(parts=("policy",))
 
 

@@ -58,6 +58,14 @@ def test_several_writers_and_references(written):
     (folder / "a.parquet").write_bytes(b"")
 
 
+@pytest.mark.parametrize("change", [{"notes": ("\x1b]0;x\x07",)}, {"policies": ("a\x9bb",)}, {"env": {"a\r": 1}},
+                                    {"spec": dataclasses.replace(VECTOR, name="Cart\x1b[2J")}])  # fmt: skip
+def test_texts_of_data_cannot_steer_a_terminal(change, written):
+    folder = written([episode(0, 5)], dataclasses.replace(facts(), **change))
+    with pytest.raises(UserError, match="names or notes with characters that steer a terminal"):
+        open_source(str(folder))
+
+
 def test_a_killed_recording_leaves_only_finished_files(written, tmp_path):
     from rlrun.datasets.parquet_writer import Writer
 
@@ -206,6 +214,18 @@ def test_files_of_others_are_checked(change, said, written):
         source = ParquetSource(file.parent)
         for piece in range(source.pieces()):
             list(source.read(piece))
+
+
+def test_a_small_file_does_not_fill_the_memory(written, monkeypatch):
+    """A row that is repeated a hundred million times takes a few bytes of a file."""
+    file = rewritten(written([episode(0, 5)]), lambda table: pa.concat_tables([table] * 20_000).combine_chunks())
+    monkeypatch.setattr("rlrun.datasets.parquet.LARGEST", 1 << 20)
+    read = []
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", lambda *words, **more: read.append(words))
+    assert file.stat().st_size * 32 < 120_000 * 40
+    with pytest.raises(UserError, match=r"row group 0 would take [\d,]+ bytes of memory, and the file has [\d,]+: write"):
+        ParquetSource(file.parent).block(0)
+    assert not read
 
 
 @pytest.mark.parametrize("spec", (VECTOR, PARTS), ids=lambda spec: spec.name)

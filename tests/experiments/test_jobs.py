@@ -238,6 +238,27 @@ def test_a_job_that_makes_room_for_another_asks_slurm_to_run_it_again(tmp_path, 
     assert not preempted or time.monotonic() - began > slept
 
 
+def test_results_are_read_from_a_folder_that_this_session_has_made(tmp_path, monkeypatch):
+    """They are pickles, and a sweep's folder may hold others. Jobs of earlier sessions are found all the same."""
+    used = []
+
+    class Executor:
+        def __init__(self, folder, cluster):
+            used.append(folder)
+
+        def update_parameters(self, **options):
+            pass
+
+    monkeypatch.setitem(sys.modules, "submitit", SimpleNamespace(AutoExecutor=Executor))
+    for _ in range(2):
+        Queue("local", {}, tmp_path, str(tmp_path))
+    assert used[0] != used[1] and {folder.parent for folder in used} == {tmp_path / "queue"}
+    assert all(folder.stat().st_mode & 0o777 == 0o700 and not any(folder.iterdir()) for folder in used)
+    for number, folder in (("7", used[0]), ("8", tmp_path / "queue")):  # that of earlier versions
+        (folder / f"{number}_submitted.pkl").touch()
+    assert still_queued(tmp_path / "queue", Listing(lambda: {"7": "R", "8": "PD", "9": "R"})) == ["7", "8"]
+
+
 def test_a_job_that_slurm_no_longer_has_is_lost(tmp_path, monkeypatch):
     """Without sacct's database nothing else says so. A controller that does not answer loses no job."""
     now, there = 1000.0, {"7": "R"}

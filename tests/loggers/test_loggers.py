@@ -17,6 +17,7 @@ from wired import checked
 
 from rlrun.cli import _dispatch
 from rlrun.config.run import type_config
+from rlrun.config.signature import sign
 from rlrun.config.types import save_yaml
 from rlrun.loggers.console import End, Lines, Live, console, duration, say
 from rlrun.loggers.sinks import Sinks
@@ -40,6 +41,7 @@ def train(tmp_path, *words, resumed=None):
     config = type_config(values)
     directory = RunDir.create(path)
     save_yaml(values, path / "config.yaml")
+    sign(path / "config.yaml")
     return path, session.run(checked(config), values, directory, None)
 
 

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -17,10 +18,11 @@ import pytest
 
 import rlrun
 from rlrun.cli import _dispatch
+from rlrun.config.signature import beside
 from rlrun.core.errors import UserError
 from rlrun.experiments.record import logs_to_mlflow, write
 from rlrun.loggers.mirror import Mirror, MlflowPlace
-from rlrun.loggers.mlflow import available, make_root, open_experiment, stale_runs, store_root, store_uri
+from rlrun.loggers.mlflow import add_artifact, available, make_root, open_experiment, stale_runs, store_root, store_uri
 
 pytestmark = pytest.mark.skipif(not available(), reason="mlflow is not installed")
 QUICK = {"resources": "debug", "model": {"hidden": (8,)}, "log_every_steps": 20}
@@ -481,3 +483,81 @@ def test_a_real_server_that_comes_late_is_killed_and_comes_back(tmp_path, hasty,
         assert _dispatch(["sync", str(path)]) == 0 and "nothing was missing" in capfd.readouterr().out
     finally:
         server.kill()
+
+
+def made_at(folder, name="one"):
+    words = ["algo=pg", "env=CartPole-v1", "resources=debug", "model.hidden=[8]", "algo.fragment_length=5", "algo.batch_size=20"]  # fmt: skip
+    where = ["logger=[mlflow]", "logger.mlflow.wait_sec=120", f"runs_root={folder}", f"run_dir={folder}/{name}"]
+    assert _dispatch(["train", *words, "env_steps=100", *where]) == 0
+    return folder / name
+
+
+def test_the_store_beside_a_run_from_elsewhere_is_not_used(tmp_path, capsys):
+    run, mine = made_at(tmp_path / "theirs"), f"sqlite:///{tmp_path / 'mine.db'}"
+    beside(run / "config.yaml").unlink()
+    before = (run.parent / "mlflow.db").read_bytes()
+    assert _dispatch(["sync", str(run)]) == 1
+    assert "was made elsewhere and the store beside it may have been, too: logger.mlflow.uri=" in capsys.readouterr().err
+    assert _dispatch(["train", "--from-run", str(run), "env_steps=100", f"run_dir={tmp_path / 'again'}"]) == 0
+    assert _dispatch(["resume", str(run), "env_steps=200"]) == 0
+    assert capsys.readouterr().out.count("not logged to MLflow, because") == 2
+    assert (run.parent / "mlflow.db").read_bytes() == before
+    known = json.loads((run / "mlflow.json").read_text())
+    # Its mlflow.json may name any run of the user's store.
+    other = made_at(tmp_path / "own")
+    assert _dispatch(["sync", str(other), f"logger.mlflow.uri={mine}"]) == 0
+    victim = json.loads((other / "mlflow.json").read_text())["run_id"]
+    (run / "mlflow.json").write_text(json.dumps({**known, "uri": mine, "run_id": victim}))
+    assert _dispatch(["sync", str(run), f"logger.mlflow.uri={mine}"]) == 0
+    assert json.loads((run / "mlflow.json").read_text())["run_id"] != victim
+    assert client(mine).get_run(victim).data.tags["rlrun.run_dir"] == str(other)
+
+
+def test_a_store_that_keeps_files_elsewhere_is_given_none(tmp_path, capsys):
+    """Somebody who copied a signed run may have put a store beside it."""
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "config.yaml").write_text("precious")
+    for name, place in (("experiment", victim), ("run", None), ("link", None)):
+        run = made_at(tmp_path / name)
+        (run / "mlflow.json").unlink()
+        with sqlite3.connect(run.parent / "mlflow.db") as store:
+            if place is not None:
+                store.execute("UPDATE experiments SET artifact_location = ?", (place.as_uri(),))
+                store.execute("DELETE FROM runs")
+            elif name == "run":
+                store.execute("UPDATE runs SET artifact_uri = ?", (victim.as_uri(),))
+            (number,) = store.execute("SELECT experiment_id FROM experiments WHERE name = 'rlrun'").fetchone()
+            found = store.execute("SELECT run_uuid, artifact_uri FROM runs").fetchone()
+        if found is not None:
+            (tag,) = [value for key, value in client(store_uri(run.parent)).get_run(found[0]).data.tags.items() if key == "rlrun.id"]
+            memory = {"uri": store_uri(run.parent), "id": tag, "run_id": found[0], "experiment_id": number}
+            (run / "mlflow.json").write_text(json.dumps({**memory, "offset": 0}))
+        if name == "link":
+            sent = Path(found[1].removeprefix("file://"), "config.yaml")
+            sent.unlink()
+            sent.symlink_to(victim / "config.yaml")
+        capsys.readouterr()
+        assert _dispatch(["sync", str(run)]) == 0
+        said = capsys.readouterr().err
+        assert (name == "link") != ("so that no files are sent: the store may have been made by somebody else" in said)
+        assert (victim / "config.yaml").read_text() == "precious" and len(list(victim.iterdir())) == 1
+        if found is not None:
+            film = tmp_path / "config.yaml"
+            film.write_text("a film")
+            with pytest.raises(UserError, match=r"is not in .*mlartifacts"):
+                add_artifact(run, film, None, run.parent)
+        assert (victim / "config.yaml").read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", [".mlflow.lock", "mlflow.db", "mlflow.db-journal", "mlartifacts"])
+def test_links_in_place_of_a_store_are_refused(name, tmp_path):
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / name).symlink_to(tmp_path / "victim")
+    with pytest.raises(UserError, match=f"{name} is a symbolic link"):
+        open_experiment(None, tmp_path / "root", "rlrun")
+    if name == ".mlflow.lock":  # it is made for a store of the user's own, too
+        with pytest.raises(UserError, match=f"{name} is a symbolic link"):
+            open_experiment("http://127.0.0.1:9", tmp_path / "root", "rlrun")
+    assert (tmp_path / "victim").read_text() == "precious"
