@@ -49,8 +49,13 @@ class MemoryConfig:
 
     @classmethod
     def variant(cls, values: Mapping[str, Any]) -> type[MemoryConfig]:
-        kinds = {"lstm": RecurrentConfig, "gru": RecurrentConfig, "gtrxl": AttentionConfig}
-        return kinds.get(values.get("kind"), MemoryConfig)  # type: ignore[arg-type]
+        kinds: dict[str, type[MemoryConfig]] = {
+            "lstm": RecurrentConfig,
+            "gru": RecurrentConfig,
+            "gtrxl": AttentionConfig,
+        }
+        kind = values.get("kind")  # a file may have a list here
+        return kinds.get(kind, MemoryConfig) if isinstance(kind, str) else MemoryConfig
 
     @property
     def previous(self) -> tuple[bool, bool]:

@@ -28,6 +28,7 @@ BAD = [
     (["train", "algo=impla", "env=Pong"], "Did you mean impala"),
     (["train", "algo=nosuch", "--help"], "There is no algorithm 'nosuch'. rlrun list algos shows all."),
     (["help", "nosuch"], "There is no command 'nosuch'."),
+    (["train", "algo=pg", "env=CartPole-v1", "model.memory.kind=[]"], "model.memory.kind must be one of none, lstm, gru, gtrxl, not []."),
     (["train", "algo=pg", "env=my_env.py:MyEnv"], "MyEnv of a file my_env.py is named env=my_env:MyEnv, and the file"),
     (["train", "algo=pg", "env=my_env.py"], "env=my_env.py: name the class too, as in env=my_env:MyEnv; the file has"),
     (["train", "algo=pg", "env=/home/me/my_env.py"], "name the class too, as in env=my_env:MyEnv; the file has"),
