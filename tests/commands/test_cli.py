@@ -168,7 +168,7 @@ BAD = [
     ([*CARTPOLE, "replay=prioritizd"], "Did you mean prioritized"),
     (["train", "--plan", "algo=ppo", "env=CartPole-v1", "replay=prioritized"], "algo=ppo learns from no replay"),
     ([*CARTPOLE, "algo@foo=ppo"], "algo@algo.inner where it is inside another"),
-    (["benchmark", "replay", "algo=ppo"], "algo=ppo has no replay"),
+    (["benchmark", "replay", "algo=ppo"], "algo=ppo: benchmark replay takes capacity=ROWS"),
     (["benchmark", "replay", "capacity=inf"], "must be numbers of rows"),
     (["benchmark", "replay", "--json=/nowhere/x.json"], "there is no such folder"),
     (["benchmark", "throughput", *CARTPOLE[1:], "--json", "/"], "this is not the name of a file"),
