@@ -34,6 +34,7 @@ from rlrun.machine.memory import keep_freed
 
 FORKS = sys.platform == "linux"  # the fork server; elsewhere every worker is spawned and imports for itself
 CONTEXT: Any = multiprocessing.get_context("forkserver" if FORKS else "spawn")
+KILLED_SEC = 60.0  # time that a killed process may take to end, which one that fills the memory needs
 START_SEC = 120.0  # time that a process may take to start, unless start_within() says otherwise
 # Signals that workers ignore. Ctrl-C, schedulers and a closed terminal send them to the whole process group, but only
 # the run's own process decides what happens.
@@ -344,8 +345,7 @@ class Workers:
         worker.pipe.close()
         if worker.process.is_alive():
             worker.process.kill()
-        worker.process.join()
-        worker.process.close()
+        _take_leave(worker)
 
     def _ready(self, timeout: float) -> list[Any]:
         """Returns the pipes with a message and the sentinels of dead workers; waits up to `timeout` seconds for one."""
@@ -393,8 +393,7 @@ class Workers:
                     worker.process.kill()
                     killed.append(worker.name)
             for worker in self.members:
-                worker.process.join()
-                worker.process.close()
+                _take_leave(worker)
             self.members, self.by_handle, self.selector = [], {}, selectors.DefaultSelector()
             self.starting = set()
         return killed
@@ -406,6 +405,19 @@ class Workers:
             names = ", ".join(killed)
             said = f"{names}: not ended after {limits.end_sec:g} s and killed; the last rows were not recorded (record)"
             warnings.warn(said, Notice, stacklevel=2)
+
+
+def _take_leave(worker: Worker) -> None:
+    """Waits until a process that was killed, or is about to exit, has ended. One that waits inside the system, as for a
+    network drive that is gone, cannot be killed; it is left alone, or the run would never end either."""
+    process = worker.process
+    process.join(KILLED_SEC)
+    if process.exitcode is not None:
+        process.close()
+        return
+    said = f"{worker.name} (process {process.pid}) was killed and has not ended for {KILLED_SEC:g} s; it is left alone"
+    warnings.warn(said, Notice, stacklevel=3)
+    multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]  # nor is it waited for at the exit
 
 
 def no_word(names: Sequence[str], seconds: float) -> str:

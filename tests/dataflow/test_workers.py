@@ -1,6 +1,7 @@
 """Processes that start too slowly are named, and new processes are told what the first one knows."""
 
 import functools
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -16,7 +17,7 @@ import torch
 from conftest import compose
 
 from rlrun.config.run import type_config
-from rlrun.core.errors import ProcessLost, RunFailed, UserError
+from rlrun.core.errors import Notice, ProcessLost, RunFailed, UserError
 from rlrun.dataflow.workers import FORKS, READY, START_SEC, Workers, carrying, cool, start_sec, start_within, warm
 
 
@@ -152,6 +153,29 @@ def test_processes_that_are_ended_in_haste_do_not_live_on():
         signal.signal(signal.SIGALRM, before)
     assert time.monotonic() - began < 10 and not any(map(psutil.pid_exists, pids)) and not workers.members
     workers.stop()
+
+
+@pytest.mark.skipif(not FORKS, reason="the fork server tells how a process ended")
+@pytest.mark.parametrize("buried", [True, False])
+def test_a_process_that_does_not_end_when_it_is_killed_is_left_alone(monkeypatch, buried):
+    """A fork server that is stopped cannot tell that its process has ended, which looks the same."""
+    monkeypatch.setattr("rlrun.dataflow.workers.KILLED_SEC", 0.2)
+    workers = Workers()
+    try:
+        workers.start_all(deaf, {"stuck": ()})
+        server, (worker,) = forkserver._forkserver._forkserver_pid, workers.members
+        os.kill(server, signal.SIGSTOP)
+        try:
+            with pytest.warns(Notice, match=r"stuck \(process \d+\) was killed and has not ended for 0.2 s"):
+                if buried:
+                    workers.bury(worker)
+                else:
+                    workers.stop(0.1)
+        finally:
+            os.kill(server, signal.SIGCONT)
+        assert worker.process not in multiprocessing.active_children() and not workers.members
+    finally:
+        workers.stop()
 
 
 def test_new_processes_call_what_is_carried():
