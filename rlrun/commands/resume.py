@@ -29,6 +29,9 @@ from rlrun.loggers.mlflow import absolute_address
 
 if TYPE_CHECKING:
     from rlrun.core.duties import Stops
+    from rlrun.runtime.again import Restored
+    from rlrun.runtime.plan import Plan
+    from rlrun.runtime.rundir import RunDir
 
 IF_NEEDED = "--if-needed"
 CHANGEABLE = ("env_steps", "log_every_sec", "log_every_steps", "stop.", "eval.", "checkpoint.", "logger.", "resources.")
@@ -66,11 +69,10 @@ def resume(
     if isinstance(address := changes.get("logger.mlflow.uri"), str):
         changes["logger.mlflow.uri"] = absolute_address(address)
     found = found or read_config(path, trusted)
-    own = found.own
     values = saved_config(path, trusted, changes.keys(), found)
     for key, value in loggers_first(changes):
         change(values, key, value)
-    unsent = [] if own else without_its_store(values, path, changes.keys() - {"runs_root"})
+    unsent = [] if found.own else without_its_store(values, path, changes.keys() - {"runs_root"})
     check_data(path, values)
     from rlrun.algos.multi import with_saved_weights
     from rlrun.config.run import type_config, with_numbers
@@ -78,10 +80,9 @@ def resume(
     from rlrun.core.passwords import check_logger
     from rlrun.runtime import session
     from rlrun.runtime.cluster import machine_for
-    from rlrun.runtime.leftovers import tidy
-    from rlrun.runtime.plan import check_saved, plan
+    from rlrun.runtime.plan import plan
     from rlrun.runtime.preflight import preflight
-    from rlrun.runtime.rundir import SILENT, RunDir, checkpoints_of
+    from rlrun.runtime.rundir import RunDir
     from rlrun.runtime.unused import refuse_unused
 
     check_logger(values)
@@ -98,37 +99,51 @@ def resume(
     callbacks = preflight(planned, machine)
     directory = RunDir(path)
     directory.acquire()
-    if directory.known.get("reason") == SILENT:
-        lines.append(f"  its last session did not say how it ended: {SILENT}")
     try:
-        if gone := tidy(path):
-            lines.append(f"  removed what a killed process was still writing: {', '.join(gone)}")
-        checkpoints = checkpoints_of(path)
-        checkpoints.best()  # a damaged one ends here, before anything is written
-        restored = checkpoints.load(None if wanted is None else name_of(path, wanted))
-        steps = restored[1]["env_steps"]
-        over = reached(config.run, restored[1])
-        if over is not None:
-            nothing = nothing_left(path, config.run, restored[1], over)
-            if needed:
-                raise UserError(nothing)
-            print(*lines, f"  {nothing}", sep="\n", flush=True)
-            # It is written anew in any case, so that a sweep sees how this session ended.
-            known = directory.known
-            directory.summary(**(known if wanted is not None else finished(known, over, restored[1])))
+        restored = _restored(planned, directory, wanted, needed, lines)
+        if restored is None:
             directory.release()
             return 0
-        name = checkpoints.name_at(steps, restored[1]["updates"])
-        check_saved(planned, checkpoints.directory / name)
-        # Nothing is printed before all checks have passed, so that an error stands alone.
-        print(*lines, f"  from the checkpoint at {steps:,} env steps", sep="\n", flush=True)
-        if wanted is not None:
-            leave_behind(path, name)
-        values = save_config(values, path, own)
+        values = save_config(values, path, found.own)
     except BaseException:
         directory.release()
         raise
     return session.run(planned, values, directory, restored, watch, callbacks)
+
+
+def _restored(planned: Plan, directory: RunDir, wanted: Any, needed: bool, lines: list[str]) -> Restored | None:
+    """Makes the directory of a run ready to go on, and returns its checkpoint, or None where nothing is left to do and
+    this need not be an error. wanted: what checkpoint= says. lines: what is printed when all checks have passed."""
+    from rlrun.runtime.leftovers import tidy
+    from rlrun.runtime.plan import check_saved
+    from rlrun.runtime.rundir import SILENT, checkpoints_of
+
+    path, run = directory.path, planned.config.run
+    if directory.known.get("reason") == SILENT:
+        lines.append(f"  its last session did not say how it ended: {SILENT}")
+    if gone := tidy(path):
+        lines.append(f"  removed what a killed process was still writing: {', '.join(gone)}")
+    checkpoints = checkpoints_of(path)
+    checkpoints.best()  # a damaged one ends here, before anything is written
+    restored = checkpoints.load(None if wanted is None else name_of(path, wanted))
+    steps = restored[1]["env_steps"]
+    over = reached(run, restored[1])
+    if over is not None:
+        nothing = nothing_left(path, run, restored[1], over)
+        if needed:
+            raise UserError(nothing)
+        print(*lines, f"  {nothing}", sep="\n", flush=True)
+        # It is written anew in any case, so that a sweep sees how this session ended.
+        known = directory.known
+        directory.summary(**(known if wanted is not None else finished(known, over, restored[1])))
+        return None
+    name = checkpoints.name_at(steps, restored[1]["updates"])
+    check_saved(planned, checkpoints.directory / name)
+    # Nothing is printed before all checks have passed, so that an error stands alone.
+    print(*lines, f"  from the checkpoint at {steps:,} env steps", sep="\n", flush=True)
+    if wanted is not None:
+        leave_behind(path, name)
+    return restored
 
 
 def name_of(path: Path, wanted: Any) -> str:
