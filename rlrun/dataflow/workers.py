@@ -345,7 +345,7 @@ class Workers:
         worker.pipe.close()
         if worker.process.is_alive():
             worker.process.kill()
-        _take_leave(worker)
+        _reap(worker)
 
     def _ready(self, timeout: float) -> list[Any]:
         """Returns the pipes with a message and the sentinels of dead workers; waits up to `timeout` seconds for one."""
@@ -393,7 +393,7 @@ class Workers:
                     worker.process.kill()
                     killed.append(worker.name)
             for worker in self.members:
-                _take_leave(worker)
+                _reap(worker)
             self.members, self.by_handle, self.selector = [], {}, selectors.DefaultSelector()
             self.starting = set()
         return killed
@@ -407,7 +407,7 @@ class Workers:
             warnings.warn(said, Notice, stacklevel=2)
 
 
-def _take_leave(worker: Worker) -> None:
+def _reap(worker: Worker) -> None:
     """Waits until a process that was killed, or is about to exit, has ended. One that waits inside the system, as for a
     network drive that is gone, cannot be killed; it is left alone, or the run would never end either."""
     process = worker.process

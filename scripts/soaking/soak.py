@@ -243,21 +243,21 @@ def table(results: list[dict]) -> str:
 def verdict(result: dict) -> str:
     """Whether all is flat, or what is not."""
     if result["flat"] or result["speed"] is None:
-        return f"It is flat{within(result)}." if result["flat"] else "It was too short."
+        return f"It is flat.{within(result)}" if result["flat"] else "It was too short."
     grew = [NAMES[key][0] for key, one in result["slopes"].items() if one["per_hour"] - 2 * one["error"] > NAMES[key][2]]
     slower = [f"speed ({100 * result['speed']:.0f} % at the end)"] if result["speed"] < SPEED else []
     if not grew + slower:  # what was seen varies so much that growth within the bounds cannot be told from none
         return "It was too short to say."
-    return f"It is flat{within(result)} but for {' and '.join(grew + slower)}."
+    return f"It is flat but for {' and '.join(grew + slower)}.{within(result)}"
 
 
 def within(result: dict) -> str:
-    """Words about memory that grew by less than the bound, but clearly by more than nothing; else none."""
+    """A sentence about memory that grew by less than the bound, but clearly by more than nothing; else none."""
     memory = result["slopes"]["memory_mb"]
     low = memory["per_hour"] - 2 * memory["error"]
     if not 0 < low <= MEMORY_MB:
         return ""
-    return f" within the bound, which says nothing about a month, as its memory grew by {memory['per_hour']:.1f} MB an hour,"
+    return f" Its memory grew by {memory['per_hour']:.1f} MB an hour, and only a longer run can tell whether that ends."
 
 
 def grown(result: dict) -> str:
