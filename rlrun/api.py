@@ -148,10 +148,10 @@ def evaluate(
     returns are not those of full games. Raises UserError if an argument is wrong, and EnvError if the
     environment fails."""
     from rlrun.commands import evaluate as command
-    from rlrun.config.signature import signed
+    from rlrun.config.signature import guarded
     from rlrun.config.types import typed
     from rlrun.config.words import at_home, unwrapped
-    from rlrun.core.plugins import allow, only_installed
+    from rlrun.core.plugins import allow
     from rlrun.runtime.trained import Trained, load
 
     given: dict[str, Any] = {"episodes": episodes, "checkpoint": checkpoint, "greedy": greedy, "seed": seed}
@@ -168,10 +168,7 @@ def evaluate(
                 command.check_player(name)
             if opponent is not None:
                 raise UserError("opponent is for one run; several players play each other")
-            runs = [config for name in names if (config := Path(name, "config.yaml")).is_file()]
-            with contextlib.nullcontext() if trust or all(map(signed, runs)) else only_installed():
-                allow([*names, env])
-                result = command.tournament(names, options, trust, said=not quiet)
+            result = command.tournament(names, options, trust, said=not quiet)
             show = command.show_tournament
         else:
             if isinstance(run, Trained):
@@ -181,7 +178,7 @@ def evaluate(
             else:
                 trained = load(_run_dir(run), str(options.checkpoint), trust)
             trained.reset()
-            with contextlib.nullcontext() if trust or trained.own else only_installed():
+            with guarded(trust or trained.own):
                 allow([opponent, env])
                 result = command.played(trained, options, trust)
             show = command.show_tasks if "tasks" in result else command.show

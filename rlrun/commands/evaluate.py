@@ -44,6 +44,7 @@ from rlrun.core.errors import UserError
 from rlrun.core.ranges import Count, NotNegative
 
 if TYPE_CHECKING:
+    from rlrun.runtime.opponents import Competitor
     from rlrun.runtime.trained import Trained
     from rlrun.samplers.evaluator import FullGame
 
@@ -145,7 +146,7 @@ def played(trained: Trained, options: EvaluateOptions, trusted: bool) -> dict[st
     from rlrun.core.policy import Mode
     from rlrun.core.seeding import Seeds
     from rlrun.envs.registry import Factory
-    from rlrun.runtime.opponents import Competitor, alike, inputs_of, matches, opponents, outcomes
+    from rlrun.runtime.opponents import alike, inputs_of, matches, opponents, outcomes
     from rlrun.runtime.played_env import cut_after, in_environment
     from rlrun.samplers.evaluator import Evaluator, together
 
@@ -342,15 +343,25 @@ def between(names: list[str], options: EvaluateOptions, trusted: bool, as_json: 
 
 def tournament(names: list[str], options: EvaluateOptions, trusted: bool, said: bool) -> dict[str, Any]:
     """Lets several players play each other, and returns what --json prints. said: whether to print what is played."""
+    from rlrun.config.signature import guarded
+    from rlrun.core.plugins import allow
+    from rlrun.runtime.opponents import players
+
+    first, these = players(names, str(options.checkpoint), trusted)
+    with guarded(trusted or all(player.trained is None or player.trained.own for player in these)):
+        allow([*names, options.env])
+        return _tournament(first, these, options, said)
+
+
+def _tournament(first: Trained, these: Sequence[Competitor], options: EvaluateOptions, said: bool) -> dict[str, Any]:
     from rlrun.bench.ratings import bradley_terry
     from rlrun.core.policy import Mode, Policy
     from rlrun.core.seeding import Seeds
     from rlrun.envs.registry import Factory
-    from rlrun.runtime.opponents import inputs_of, play_pairs, players, seatings
+    from rlrun.runtime.opponents import inputs_of, play_pairs, seatings
     from rlrun.runtime.played_env import cut_after, in_environment
     from rlrun.samplers.evaluator import Evaluator, together
 
-    first, these = players(names, str(options.checkpoint), trusted)
     first = cut_after(in_environment(first, options.env), options.max_episode_steps)
     seatings(these[0], these[1], options.episodes)  # refuses too few episodes
     pairs = len(these) * (len(these) - 1) // 2

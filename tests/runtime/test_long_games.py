@@ -12,7 +12,7 @@ from wired import checked
 import rlrun
 from rlrun.cli import _dispatch
 from rlrun.config.run import type_config
-from rlrun.core import long_games
+from rlrun.core import long_games, plugins
 from rlrun.core.errors import Notice, UserError
 from rlrun.core.evaluation import Evaluated
 from rlrun.core.long_games import LongGames
@@ -21,6 +21,7 @@ from rlrun.core.restarts import Restarts
 from rlrun.core.schedule import Clock
 from rlrun.runtime.advice import notes
 from rlrun.samplers import evaluators
+from rlrun.samplers.evaluator import Evaluator
 from rlrun.samplers.evaluators import EvaluationCrew, Said
 
 WORDS = ["algo=pg", "logger=[]", "resources=debug", "model.hidden=[8]", "algo.fragment_length=10", "algo.batch_size=20"]
@@ -130,7 +131,22 @@ def test_a_limit_of_the_environment_is_not_made_longer(tmp_path):
     assert "cut_games" not in rlrun.evaluate(path, episodes=4)
 
 
-def test_games_of_several_players_are_cut_too(tmp_path, capsys):
+def doors_of(path, monkeypatch):
+    """Whether only installed packages may be named in the games of a run against a random player."""
+    seen = set()
+
+    def games(self, *args):
+        seen.add(plugins._Door.closed)
+        return real(self, *args)
+
+    real = Evaluator.games
+    with monkeypatch.context() as patched:
+        patched.setattr(Evaluator, "games", games)
+        assert rlrun.evaluate([path, "random"], episodes=4)["players"]
+    return seen
+
+
+def test_games_of_several_players_are_cut_too(tmp_path, capsys, monkeypatch):
     game = ["env=RockPaperScissors-v0", "env.time_limit=termination", "algo=multi"]
     inner = [f"algo.inner.{name}=20" for name in ("fragment_length", "batch_size", "minibatch_size")]
     path = tmp_path / "run"
@@ -139,7 +155,9 @@ def test_games_of_several_players_are_cut_too(tmp_path, capsys):
     capsys.readouterr()
     assert _dispatch(["evaluate", str(path), "random", "episodes=4", "max_episode_steps=3"]) == 0
     assert "  4 of these games were cut after 3 steps, so that" in capsys.readouterr().out
-    assert rlrun.evaluate([path, "random"], episodes=4)["players"]
+    assert doors_of(path, monkeypatch) == {False}, "a run that was made here may name the user's own modules"
+    (path / ".config.yaml.signature").unlink()
+    assert doors_of(path, monkeypatch) == {True}, "a run from elsewhere may not"
     told = rlrun.evaluate(path, episodes=4, opponent="random", max_episode_steps=3)
     assert told["cut_games"] == 4 and told["episode_length_mean"] == 3.0
 
