@@ -1,11 +1,12 @@
-"""rlrun explain ALGO, GROUP, GROUP=NAME, OPTION or env=NAME [env.OPTION=VALUE ...]
+"""rlrun explain ALGO [OPTION], GROUP, GROUP=NAME, OPTION, tuned=NAME or env=NAME [env.OPTION=VALUE ...]
 
 Prints an algorithm's paper, what it records, how it was checked, every option with its comment, RLlib's name for each
 option, and the meaning of every metric. For an environment, such as env=Pong, it prints the spaces, the agents, the
 limit and every option with its comment. For a group (resources, runner, replay, model, env, logger, data, stop, eval,
 imagine or checkpoint), or for one file of a group, such as model=lstm, it prints every option with its comment.
 For an option, such as learning_starts or eval.every, it prints which algorithms and groups have it, how to type it, its
-comment and its default."""
+comment and its default; behind an algorithm, as in ppo lr, only those of this algorithm. For a tuned file it prints the
+file."""
 
 from __future__ import annotations
 
@@ -31,6 +32,8 @@ from rlrun.config.paths import (
 from rlrun.config.texts import CHOICES, of_choice, of_group, sections, text_of, without_defaults
 from rlrun.core.errors import UserError, closest
 from rlrun.rllib.option_map import option_map
+
+COMMON = ("ppo", "dqn", "sac")  # algorithms whose options have names in other libraries
 
 EVERY_RUN = """Metrics of every run, in addition to those above
 
@@ -67,17 +70,24 @@ def main(words: list[str]) -> int:
             " files"
         )
     name, *more = words
-    if name.startswith("env="):
-        return environment(name.removeprefix("env="), more)
+    group, equals, choice = name.partition("=")
+    if group == "env" and equals:
+        return environment(choice, more)
+    if not equals and is_env(name):
+        return environment(name, more)
+    algo = choice if group == "algo" and equals else name
+    if len(more) == 1 and algo in options("algo"):
+        return where(more[0], algo)
     if more:
         raise UserError(f"rlrun explain takes one name, such as {name}; {more[0]!r} is one too many")
-    group, equals, choice = name.partition("=")
+    if group == "tuned" and equals:
+        return tuned(choice)
     if group in CHOICES:
         return choices(group, choice) if equals else choices(group)
     if name in sections():
         print(f"{name}.<option>=<value>\n\n{sections()[name]}")
         return 0
-    name = choice if group == "algo" and equals else name
+    name = algo
     if name not in options("algo"):
         return where(name)
     print(docstring(name))
@@ -132,13 +142,37 @@ def choices(group: str, choice: str | None = None) -> int:
     return 0
 
 
-def where(name: str) -> int:
-    """Prints where a name is an option. UserError where it is none."""
+def is_env(name: str) -> bool:
+    """Tells whether a name is an environment's and neither an algorithm's nor that of options."""
+    from rlrun.envs.names import known_to
+
+    return name not in {*options("algo"), *CHOICES, *sections()} and bool(known_to(name))
+
+
+def tuned(name: str) -> int:
+    """Prints a tuned file. UserError where there is no such file."""
+    if name not in options("tuned"):
+        raise UserError(f"There is no tuned={name}.{closest(name, options('tuned'))} (rlrun list tuned shows all)")
+    print(f"rlrun train tuned={name} trains with this file; options behind it overrule its own.\n")
+    print((root() / "tuned" / f"{name}.yaml").read_text().removeprefix("# @package _global_\n").rstrip())
+    return 0
+
+
+def where(name: str, algo: str | None = None) -> int:
+    """Prints where a name is an option. UserError where it is none. algo: leaves out what other algorithms have, unless
+    this one has no option of its own with this name."""
+    from rlrun.config.hydra_errors import of_rllib
     from rlrun.config.option_lookup import find_option, last_names, said_of
+    from rlrun.config.option_names import counterpart
 
     found = find_option(name)
+    own = [one for one in found if one.owner == algo]
+    if own:
+        print(said_of(own))
+        return 0
     if not found:
-        near = closest(name, dict.fromkeys([*options("algo"), *CHOICES, *sections(), *last_names()]))
+        theirs = (counterpart(f"algo.{name}", [f"algo={one}"]) for one in ([algo] if algo else COMMON))
+        near = of_rllib(name) or next(filter(None, theirs), "") or closest(name, dict.fromkeys([*options("algo"), *CHOICES, *sections(), *last_names()]))
         raise UserError(f"There is no algorithm, no group of options and no option {name!r}.{near}")
     print(said_of(found))
     inside = [one for one in found if one.key.startswith("algo.")]

@@ -1,5 +1,7 @@
 """`rlrun explain` finds options by their names."""
 
+import re
+
 import pytest
 
 from rlrun.cli import _dispatch
@@ -47,6 +49,29 @@ def test_what_is_said_of_any_option_fits_on_a_screen():
     assert "There are also " in said_of(find_option("hidden"))
 
 
-def test_a_name_that_is_none_is_a_sentence():
-    with pytest.raises(UserError, match=r"no option 'learning_start'\. Did you mean learning_starts"):
-        _dispatch(["explain", "learning_start"])
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("learning_start", "no option 'learning_start'. Did you mean learning_starts"),
+        ("sac ent_coef", "no option 'ent_coef'. Stable-Baselines3's ent_coef is algo.initial_alpha here"),
+        ("sgd_minibatch_size", "RLlib's sgd_minibatch_size is algo.minibatch_size here."),
+        ("DDPPO", "RLlib's DDPPO is algo=ddppo here."),
+        ("tuned=ppo/cartpol", "There is no tuned=ppo/cartpol. Did you mean ppo/cartpole"),
+        ("lr ppo", "takes one name, such as lr; 'ppo' is one too many"),
+    ],
+)
+def test_a_name_that_is_none_is_a_sentence(words, said):
+    with pytest.raises(UserError, match=re.escape(said)):
+        _dispatch(["explain", *words.split()])
+
+
+def test_an_algorithms_option_a_tuned_file_and_an_environment_are_explained(capsys):
+    told = {}
+    for words in ("ppo lr", "algo=sac learning_starts", "ppo hidden", "tuned=ppo/cartpole", "CartPole-v1 env.max_episode_steps=9"):
+        assert _dispatch(["explain", *words.split()]) == 0
+        told[words.split()[-1]] = capsys.readouterr().out
+    assert told["lr"].count("default") == 1 and "default auto: ppo\n" in told["lr"]
+    assert told["learning_starts"].count("default") == 1 and "    default 100: sac\n" in told["learning_starts"]
+    assert "model.hidden=<value>" in told["hidden"], "PPO has no option of this name, but its models have"
+    assert "  - override /algo: ppo\n" in told["tuned=ppo/cartpole"] and "@package" not in told["tuned=ppo/cartpole"]
+    assert "longest episode  9 env steps" in told["env.max_episode_steps=9"]
