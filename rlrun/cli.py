@@ -170,6 +170,7 @@ def _compose(words: list[str], job: Any, config_name: str, folder: Path | None, 
     from rlrun.config.words import word_at_home
 
     check_words(words)
+    words = checked_cfg(words)
     check_groups(words, folder)
     if "--help" in words or "-h" in words:  # Hydra composes a config before it prints help, and needs both choices
         words = [
@@ -185,13 +186,13 @@ def _compose(words: list[str], job: Any, config_name: str, folder: Path | None, 
     # These keys are the user's own: conf/ does not know them, so that Hydra has to be told to add them.
     words = [f"++{word}" if THEIRS.match(word) else word for word in words]
     words = [f"+{word}" if word.startswith("algo@algo.options.") else word for word in words]
-    shown = shown_config(words)
+    shown = any(word in ("--cfg", "-c") for word in words)
     beside = next((word for word in words if word.split("=")[0] in BESIDE_CFG), None)
-    if beside is not None and not any(word.split("=")[0] in ("--cfg", "-c") for word in words):
+    if beside is not None and not shown:
         raise UserError(f"{beside} changes what --cfg job prints, and does nothing without it")
     flags = [word for word in words if word.startswith("-")]
     try:
-        if flags and shown is None:
+        if flags and not shown:
             return show(words, config_name)
         with composing(folder, trusted, asked_family(words)):
             # compose() acts on nothing in Hydra's own config; hydra.main would set up logging and run callbacks.
@@ -207,7 +208,7 @@ def _compose(words: list[str], job: Any, config_name: str, folder: Path | None, 
         raise UserError(
             "a file of these options contains itself: through its `defaults`, or by a YAML alias inside its own anchor"
         ) from None
-    if shown is not None:
+    if shown:
         values = masked_values(OmegaConf.to_container(cfg, resolve="--resolve" in words))
         print(masked(OmegaConf.to_yaml(OmegaConf.create(values))), end="")
         return 0
@@ -235,14 +236,21 @@ def words_without_flags(words: list[str]) -> list[str]:
     return rest
 
 
-def shown_config(words: list[str]) -> str | None:
-    """Returns "job" if --cfg job (or -c job) asks for the run's config to be printed, otherwise None."""
-    for index, word in enumerate(words):
-        name, _, value = word.partition("=")
-        if name in ("--cfg", "-c"):
-            value = value or (words[index + 1] if index + 1 < len(words) else "")
-            return "job" if value == "job" else None
-    return None
+def checked_cfg(words: list[str]) -> list[str]:
+    """Returns the words with --cfg job as two words. Raises UserError if another config than the run's is asked for,
+    because Hydra's own options are rlrun's to set, and Hydra would print passwords."""
+    rest: list[str] = []
+    given = list(words)
+    while given:
+        name, equals, value = (word := given.pop(0)).partition("=")
+        if name not in ("--cfg", "-c"):
+            rest.append(word)
+            continue
+        value = value if equals else given.pop(0) if given else ""
+        if value != "job":
+            raise UserError(f"{name} prints the whole config of a command where job follows it: {name} job")
+        rest += [name, value]
+    return rest
 
 
 def show(words: list[str], config_name: str) -> int:

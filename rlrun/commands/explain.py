@@ -76,7 +76,7 @@ def main(words: list[str]) -> int:
     if not equals and is_env(name):
         return environment(name, more)
     algo = choice if group == "algo" and equals else name
-    if len(more) == 1 and algo in options("algo"):
+    if len(more) == 1 and algo in options("algo") and more[0] not in options("algo"):
         return where(more[0], algo)
     if more:
         raise UserError(f"rlrun explain takes one name, such as {name}; {more[0]!r} is one too many")
@@ -172,7 +172,8 @@ def where(name: str, algo: str | None = None) -> int:
         return 0
     if not found:
         theirs = (counterpart(f"algo.{name}", [f"algo={one}"]) for one in ([algo] if algo else COMMON))
-        near = of_rllib(name) or next(filter(None, theirs), "") or closest(name, dict.fromkeys([*options("algo"), *CHOICES, *sections(), *last_names()]))
+        known = dict.fromkeys([*options("algo"), *CHOICES, *sections(), *last_names()])
+        near = of_rllib(name) or next(filter(None, theirs), "") or closest(name, known)
         raise UserError(f"There is no algorithm, no group of options and no option {name!r}.{near}")
     print(said_of(found))
     inside = [one for one in found if one.key.startswith("algo.")]

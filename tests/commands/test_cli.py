@@ -28,6 +28,8 @@ BAD = [
     (["train", "algo=impla", "env=Pong"], "Did you mean impala"),
     (["train", "algo=nosuch", "--help"], "There is no algorithm 'nosuch'. rlrun list algos shows all."),
     (["help", "nosuch"], "There is no command 'nosuch'."),
+    (["train", "algo=ppo", "env=CartPole-v1", "--cfg=all"], "--cfg prints the whole config of a command where job"),
+    (["train", "algo=ppo", "env=CartPole-v1", "-c"], "where job follows it: -c job"),
     (["train", "algo=pg", "env=CartPole-v1", "model.memory.kind=[]"], "model.memory.kind must be one of none, lstm, gru, gtrxl, not []."),
     (["train", "algo=pg", "env=my_env.py:MyEnv"], "MyEnv of a file my_env.py is named env=my_env:MyEnv, and the file"),
     (["train", "algo=pg", "env=my_env.py"], "env=my_env.py: name the class too, as in env=my_env:MyEnv; the file has"),
@@ -348,8 +350,9 @@ def test_a_file_that_is_named_with_a_dot_is_named_rightly(tmp_path, monkeypatch)
         family_of("my_env.MyEnv")
 
 
-def test_cfg_prints_the_config(capsys):
-    cli._dispatch([*PONG, "--cfg", "job"])
+@pytest.mark.parametrize("flag", ["--cfg job", "--cfg=job", "-c job"])
+def test_cfg_prints_the_config(flag, capsys):
+    cli._dispatch([*PONG, *flag.split()])
     assert "fragment_length: 20" in capsys.readouterr().out
 
 

@@ -67,7 +67,13 @@ def test_a_name_that_is_none_is_a_sentence(words, said):
 
 def test_an_algorithms_option_a_tuned_file_and_an_environment_are_explained(capsys):
     told = {}
-    for words in ("ppo lr", "algo=sac learning_starts", "ppo hidden", "tuned=ppo/cartpole", "CartPole-v1 env.max_episode_steps=9"):
+    for words in (
+        "ppo lr",
+        "algo=sac learning_starts",
+        "ppo hidden",
+        "tuned=ppo/cartpole",
+        "CartPole-v1 env.max_episode_steps=9",
+    ):
         assert _dispatch(["explain", *words.split()]) == 0
         told[words.split()[-1]] = capsys.readouterr().out
     assert told["lr"].count("default") == 1 and "default auto: ppo\n" in told["lr"]
