@@ -1,5 +1,6 @@
 """What tests share: small configs, and a check that nothing is left behind."""
 
+import atexit
 import copy
 import fcntl
 import functools
@@ -15,12 +16,15 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-# The key that signs runs is made in a folder of the tests.
-os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="rlrun-tests-")
+# One folder for all processes of a test run, which the first one removes in the end.
+os.environ.setdefault("RLRUN_TESTS_FIRST", str(os.getpid()))
+if "RLRUN_TESTS" not in os.environ:
+    os.environ["RLRUN_TESTS"] = tempfile.mkdtemp(prefix="rlrun-tests-")
 
-# Composed configs are kept in a folder that this process's children find as well.
-if "RLRUN_TESTS_CONFIGS" not in os.environ:
-    os.environ["RLRUN_TESTS_CONFIGS"] = tempfile.mkdtemp(prefix="rlrun-tests-")
+# The key that signs runs is made there, and composed configs are kept there.
+os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(dir=os.environ["RLRUN_TESTS"])
+os.environ["RLRUN_TESTS_CONFIGS"] = os.path.join(os.environ["RLRUN_TESTS"], "configs")
+os.makedirs(os.environ["RLRUN_TESTS_CONFIGS"], exist_ok=True)
 
 import psutil
 import pytest
@@ -30,6 +34,13 @@ import yaml
 torch.set_num_threads(1)
 if yaml.__with_libyaml__:  # its parser reads the same as Python's own, which takes a quarter of the time of configs' tests
     yaml.SafeLoader = yaml.CSafeLoader
+
+
+@atexit.register
+def remove_folder() -> None:
+    if os.environ["RLRUN_TESTS_FIRST"] == str(os.getpid()):  # a copy of this process removes nothing
+        shutil.rmtree(os.environ["RLRUN_TESTS"], ignore_errors=True)
+
 
 SMALL = ["resources=debug", "algo.fragment_length=5", "algo.batch_size=20", "model.hidden=[8]", "logger=[]"]
 
