@@ -24,13 +24,13 @@ if "RLRUN_TESTS" not in os.environ:
 # The key that signs runs is made there, and composed configs are kept there.
 os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(dir=os.environ["RLRUN_TESTS"])
 os.environ["RLRUN_TESTS_CONFIGS"] = os.path.join(os.environ["RLRUN_TESTS"], "configs")
-os.makedirs(os.environ["RLRUN_TESTS_CONFIGS"], exist_ok=True)
 
 import psutil
 import pytest
 import torch
 import yaml
 
+os.makedirs(os.environ["RLRUN_TESTS_CONFIGS"], exist_ok=True)
 torch.set_num_threads(1)
 if yaml.__with_libyaml__:  # its parser reads the same as Python's own, which takes a quarter of the time of configs' tests
     yaml.SafeLoader = yaml.CSafeLoader
