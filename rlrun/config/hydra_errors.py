@@ -77,7 +77,7 @@ def check_groups(words: list[str], folder: Path | None = None) -> None:
         if group == "env":
             from rlrun.envs.names import CRAFTER, FAMILIES, family_of
 
-            if value == CRAFTER or value not in FAMILIES:
+            if value == CRAFTER or value not in (*FAMILIES, "data"):  # env=data: that of the data
                 family_of(value, asked_family(words))
         elif group in GROUPS:
             known = [*choices(group), *own]
