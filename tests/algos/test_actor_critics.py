@@ -1,6 +1,7 @@
 """Checks DDPG, TD3, SAC and TQC: targets and losses by hand, which gradient reaches what, and exploration."""
 
 import copy
+import dataclasses
 import math
 
 import gymnasium
@@ -137,6 +138,9 @@ def test_td3_by_hand(typed, monkeypatch, twin):
         "algo.huber_delta=0.1",
     )
     batch, losses = transitions(), Losses(monkeypatch)
+    with torch.no_grad():  # with the noise, some of the target's actions are beyond the bounds
+        made.target_actor.head.linear.weight.mul_(10.0)
+        made.target_actor.head.linear.bias.add_(1.5)
     count = 2 if twin else 1
     now, then = batch.obs.observation[0], batch.obs.observation[1]
     state = made.ctx.rng.get_state()
@@ -145,7 +149,9 @@ def test_td3_by_hand(typed, monkeypatch, twin):
     noise = (torch.randn(3, 1, generator=made.ctx.rng) * 3.0).clamp(-0.2, 0.2)
     with torch.no_grad():
         net = made.target_actor
-        action = (torch.tanh(net.head.linear(net.hidden(then))) + noise).clamp(-1, 1)
+        noisy = torch.tanh(net.head.linear(net.hidden(then))) + noise
+        assert (noisy.abs() > 1).any() and (noisy.abs() < 1).any()
+        action = noisy.clamp(-1, 1)
         values = torch.stack(
             [manual_critic(made.target_critic, torch.cat([then, action], -1), e)[:, 0] for e in range(count)]
         )
@@ -279,6 +285,8 @@ def test_sac_wants_of_legal_choices_what_they_can_have(typed, monkeypatch):
     assert set(legal.tolist()) <= {1, 2, 3, 4} and made.spec.action.n == 5
     torch.testing.assert_close(losses.seen[2][1], (entropy - 0.98 * legal.float().log()).mean())
     assert made.temperature.wanted_entropy(None) == pytest.approx(0.98 * math.log(5))
+    few = torch.tensor([[0, 0, 0, 0, 0], [0, 1, 0, 0, 0], [1, 1, 0, 0, 0]])  # at an end all may be illegal
+    torch.testing.assert_close(made.temperature.wanted_entropy(few), torch.tensor([0.0, 0.0, 0.98 * math.log(2)]))
 
 
 @pytest.mark.parametrize("algo", ["ddpg", "td3"])
@@ -442,6 +450,10 @@ def test_ornstein_uhlenbeck_noise(typed):
     third = act(policy, state=second.state, first=True)
     torch.testing.assert_close(third.action, first.action), "a new episode forgets"
     assert torch.equal(act(policy, mode="greedy", state=second.state).action, best)
+    policy.explore = dataclasses.replace(policy.explore, std=40.0)
+    wild = act(policy, first=True).action
+    torch.testing.assert_close(wild, (best + 0.5 * 200 * drawn).clamp(-1, 1))
+    assert wild.abs().max() == 1, "however large the noise is"
 
 
 def test_random_steps_scale_and_its_ladder(typed):
@@ -477,6 +489,7 @@ def test_parameter_noise_lasts_an_episode_and_is_kept_at_its_distance(typed):
     far = (again.state["moved"] / 2).sqrt()
     torch.testing.assert_close(later.state["deviation"], torch.where(far < 0.3, 0.3 * 1.01, 0.3 / 1.01))
     assert (later.state["rows"] == 1).all()
+    torch.testing.assert_close(later.state["moved"], (later.action - best).square().mean(-1)), "of this episode alone"
 
 
 @pytest.mark.parametrize("algo", ["ddpg", "td3"])
@@ -489,6 +502,7 @@ def test_priorities_of_new_rows_are_their_td_errors(typed, algo):
         "replay.alpha=1",
         "replay.priority_epsilon=0",
         "algo.exploration.scale=0",
+        "algo.reward_clip=2.0",
     ]
     wiring, made, sampler = start(
         typed, algo, "env=Pendulum-v1", *words, *(["algo.target_noise=0"] if algo == "td3" else [])
@@ -507,7 +521,9 @@ def test_priorities_of_new_rows_are_their_td_errors(typed, algo):
         now, then = (Seen(ends.obs[part], ends.is_first[part], Batch()) for part in (slice(0, 1), slice(1, 2)))
         q = made.critic(now, batch.action[0].flatten(1))[:, :, 0].mean(0)  # as the errors of an update's critics
         value = made.critic(then, made.policy.net.of(then))[:, :, 0].min(0).values
-    expected = (batch.reward[0] + 0.99 * batch.reward[1] + 0.99**2 * value - q).abs()
+    assert (batch.reward < -2.0).any() and (batch.reward > -2.0).any()
+    first, second = batch.reward.clamp(-2.0, 2.0)
+    expected = (first + 0.99 * second + 0.99**2 * value - q).abs()
     whole = batch.valid.all(0)
     assert whole.sum() > 10
     torch.testing.assert_close(stored[whole], expected[whole], atol=1e-4, rtol=1e-4)

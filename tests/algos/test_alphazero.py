@@ -24,7 +24,7 @@ from rlrun.core.schedule import Clock
 from rlrun.envs.boards import ConnectFour, TicTacToe
 from rlrun.envs.puzzles import BinPacking, Knapsack, SparseCartPole, optimum
 from rlrun.policies.planning import GuidedGame
-from rlrun.policies.search import Leaf, search
+from rlrun.policies.search import Leaf, Searched, search
 from rlrun.runtime.rundir import checkpoints_of
 
 SPARSE = ["env=CartPoleSparse-v0", "++env.kwargs.max_steps=12"]
@@ -505,6 +505,14 @@ def test_greedy_play_is_the_same_every_time_and_training_explores(typed):
     sure = act("explore", 5, late)
     assert (sure.record.log_prob == 0).all() and (sure.state["moves"] == 3).all()
     assert (act("explore", 5).record.log_prob[::2] < 0).all()
+    # Visits ** (1 / temperature) in proportion, until the moves that temperature_moves allows are made.
+    share = np.zeros((2, 9), dtype=np.float32)
+    share[:, :3] = 0.5, 0.3, 0.2
+    found = Searched(visits=share * 10, policy=share, value=share[:, 0], best=np.array([0, 0]), q=share)
+    policy.temperature = lambda clock: 0.5
+    chances = policy.tempered(found, np.array([True, False, True]), torch.tensor([1, 9, 2]), Clock()).exp()
+    torch.testing.assert_close(chances[0, :4], torch.tensor([0.25, 0.09, 0.04, 0.0]) / 0.38)
+    assert chances[1].tolist() == [1.0] + 8 * [0.0]
 
 
 def test_a_run_of_two_players_evaluates_against_all_kinds_of_players(tmp_path, capsys):

@@ -1,10 +1,12 @@
 """Checks IMPACT's surrogate by hand, and its target policy."""
 
+import dataclasses
 import math
 
 import pytest
 import torch
 from conftest import SMALL
+from test_impala import value_losses
 from wired import Wired
 
 from rlrun.core.batch import Batch
@@ -58,6 +60,15 @@ def test_loss_by_hand(typed, traced):
     assert metrics["policy_loss"].item() == pytest.approx(policy, rel=1e-5)
     assert loss.item() == pytest.approx(policy + 0.25 * squares - 0.1 * entropy, rel=1e-5)
     assert metrics["is_clipped"].item() == pytest.approx(1 / 3)
+    # The penalty is KL(target || current), and what adapts its weight is the same over the live rows alone.
+    made.cfg = dataclasses.replace(made.cfg, kl_coef=0.3)
+    made.kl_coef.fill_(0.3)
+    kl = [t * math.log(t / n) + (1 - t) * math.log((1 - t) / (1 - n)) for t, n in zip(target, now, strict=True)]
+    penalised, _, metrics = made.loss(batch, 0.2, 0.1)
+    assert (penalised - policy_loss).item() == pytest.approx(0.3 * sum(kl[:3]) / 3, rel=1e-4)
+    assert metrics["kl"].item() == pytest.approx(sum(kl[:3]) / 3, rel=1e-4)
+    short = batch.replace(valid=column(True, False, False))
+    assert made.moved(short).item() == pytest.approx(kl[0], rel=1e-4)
 
 
 @pytest.mark.parametrize("traced", [True, False])
@@ -162,7 +173,9 @@ def test_a_value_of_its_own_has_an_optimiser_of_its_own(typed):
     assert {id(p) for p in two.optimizer.parameters} == {id(p) for p in two.policy.parameters()} - value
     sampler.publish(two.policy, Clock())
     batch = sampler.take(1)[0].batch
+    given = value_losses(two)
     metrics = two.update(batch, Clock()).metrics
+    assert given == [pytest.approx(two.cfg.value_coef * float(metrics["value_loss"]), rel=1e-5)]
     one.update(batch, Clock())
     assert {"grad_norm", "lr", "value_grad_norm", "value_lr"} <= metrics.keys()
     for a, b in zip(one.policy.parameters(), two.policy.parameters(), strict=True):

@@ -11,7 +11,7 @@ from rlrun.core.algorithm import LearnerContext
 from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
 
-WORDS = [*NETS, *STILL, "algo.discount=0.5", "algo.temperature=0.5", "algo.weight_clip=1.5"]
+WORDS = [*NETS, *STILL, "algo.discount=0.5", "algo.temperature=0.05", "algo.weight_clip=1.1"]
 
 
 def q_by_hand(critic, now, action, member):
@@ -42,8 +42,9 @@ def test_crr_of_numbers_by_hand(monkeypatch, weight, advantage):
         others = torch.stack([least(made.critic, now, own.view(3, 3, 1)[:, k]) for k in range(3)], -1)  # [N, K]
         value = others.mean(-1) if advantage == "mean" else others.max(-1).values
         gain = (least(made.critic, now, batch.action[0]) - value).tolist()
-        counts = torch.tensor([min(math.exp(a / 0.5), 1.5) if weight == "exp" else float(a > 0) for a in gain])
+        counts = torch.tensor([min(math.exp(a / 0.05), 1.1) if weight == "exp" else float(a > 0) for a in gain])
         clone = made.policy.net.of(rows(batch, 0)).log_prob(batch.action[0])
+    assert weight == "binary" or counts.min() < 1.1 <= counts.max() + 1e-6
     (_, critic_loss), (_, actor_loss) = losses.seen
     torch.testing.assert_close(critic_loss, (batch.weight * errors).mean(), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(actor_loss, -(batch.weight * counts * clone).mean(), rtol=1e-4, atol=1e-5)
@@ -65,7 +66,7 @@ def test_crr_of_choices_by_hand(monkeypatch):
         target = folded(expected(made.target_actor, made.target_critic, rows(batch, 1), then), 1)
         errors = sum(0.5 * (target - q_by_hand(made.critic, now, batch.action[0], member)) ** 2 for member in range(2))
         gain = least(made.critic, now, batch.action[0]) - expected(made.policy.net, made.critic, rows(batch, 0), now)
-        counts = torch.tensor([min(math.exp(a / 0.5), 1.5) for a in gain.tolist()])
+        counts = torch.tensor([min(math.exp(a / 0.05), 1.1) for a in gain.tolist()])
         clone = made.policy.net.of(rows(batch, 0)).log_prob(batch.action[0])
     (_, critic_loss), (_, actor_loss) = losses.seen
     torch.testing.assert_close(critic_loss, (batch.weight * errors).mean(), rtol=1e-4, atol=1e-5)

@@ -118,6 +118,7 @@ def test_priorities_of_new_rows_are_those_of_the_learner(typed, algo, more):
     words = [
         "algo.n_step=2",
         "algo.input_priorities=true",
+        "algo.reward_clip=0.3",
         "replay=prioritized",
         "replay.alpha=1",
         "replay.priority_epsilon=0",
@@ -256,6 +257,10 @@ def test_noise_has_the_papers_size(rows):
     x = torch.randn(rows, 16)
     torch.testing.assert_close(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias))
     layer.draw(torch.Generator().manual_seed(0))
+    drawn = torch.Generator().manual_seed(0)
+    for noise in (layer.noise_in, layer.noise_out):  # f(x) = sgn(x) sqrt(|x|) of standard normal numbers
+        normal = torch.randn(noise.shape, generator=drawn)
+        torch.testing.assert_close(noise, torch.copysign(normal.abs().sqrt(), normal))
     noise = layer.noise_out[:, None] * layer.noise_in[None]
     torch.testing.assert_close(
         layer(x), x @ (layer.weight + layer.weight_sigma * noise).T + layer.bias + layer.bias_sigma * layer.noise_out
@@ -447,6 +452,11 @@ def test_illegal_actions_are_never_chosen(typed, kind):
                 obs, torch.ones(rows, dtype=torch.bool), state, Clock(), mode, torch.Generator().manual_seed(1)
             ).action
             assert mask[torch.arange(rows), action].all()
+    mask[0] = False  # an observation at an end, of which the value is bootstrapped from all the same
+    numbers = torch.randn(rows, made.spec.action.n, 1)
+    values = made.legal_q(numbers, Batch(action_mask=mask))
+    assert torch.equal(values[0], numbers[0, :, 0]) and torch.equal(values[mask], numbers[mask][:, 0])
+    assert (values[1:][~mask[1:]] == torch.finfo(values.dtype).min).all()
 
 
 # -- user errors ----------------------------------------------------------------------------------------------------

@@ -93,13 +93,24 @@ def test_rewards_are_clipped_in_learning_only(typed):
     assert value_loss.item() == pytest.approx(1.5) and batch.reward[2, 0] == 3.0
 
 
+def value_losses(made) -> list[float]:
+    """The losses that the value's own optimiser will be given. Adam's steps hardly depend on their size."""
+    given, step = [], made.value_optimizer.step
+    made.value_optimizer.step = lambda loss, clock: given.append(float(loss.detach())) or step(loss, clock)
+    return given
+
+
 def test_a_separate_value_optimizer_has_its_own_parameters(typed):
     made = algorithm(typed, "model.share_value=false", "algo.value_lr=0.001")
     own, value = ({id(p) for p in o.parameters} for o in (made.optimizer, made.value_optimizer))
     assert not own & value and len(own | value) == len(list(made.policy.parameters()))
     before = {name: p.detach().clone() for name, p in made.policy.named_parameters()}
     batch = three_rows().replace(obs=Batch(observation=torch.randn(4, 1, 4)))
+    with torch.no_grad():
+        _, value_loss, _ = made.loss(batch, 0.0)
+    given = value_losses(made)
     metrics = made.update(batch, Clock()).metrics
+    assert given == [pytest.approx(made.cfg.value_coef * float(value_loss), rel=1e-5)]
     assert {"grad_norm", "value_grad_norm"} <= set(metrics)
     assert any(not torch.equal(before[n], p) for n, p in made.policy.named_parameters() if n.startswith("value"))
 

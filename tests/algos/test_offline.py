@@ -13,6 +13,7 @@ from families import IMITATING, NEEDS
 from test_actor_critics import Losses, drawn, folded, manual_critic, rows, shake, transitions
 from wired import Wired, checked
 
+from rlrun.algos.bc import mean_log_std
 from rlrun.cli import _dispatch
 from rlrun.config.automatic import settled
 from rlrun.config.run import type_config
@@ -22,6 +23,7 @@ from rlrun.core.errors import Diverged, UserError
 from rlrun.core.schedule import Clock
 from rlrun.families.off_policy import values_taken
 from rlrun.models.model import Model
+from rlrun.ops.distributions import Gaussian, Joint
 from rlrun.runtime.fitting import make_spec
 from rlrun.runtime.rundir import checkpoints_of
 
@@ -135,6 +137,9 @@ def test_bc_of_numbers_is_told_to_keep_its_deviation():
     (gradient,) = gradients(made, loss, [made.policy.action_head.log_std])
     z = ((batch.action[0] - dist.mean) / std) ** 2
     torch.testing.assert_close(gradient, -(z - 1 + 0.5).mean()[None])
+    three, one = Gaussian(torch.zeros(5, 3), torch.tensor([0.3, -0.6, 0.9])), Gaussian(torch.zeros(5, 1), torch.ones(1))
+    torch.testing.assert_close(mean_log_std(three), torch.full((5,), 0.2))
+    torch.testing.assert_close(mean_log_std(Joint({"three": three, "one": one})), torch.full((5,), 0.4))
 
 
 def test_bc_learns_nothing_about_values():
@@ -536,9 +541,12 @@ def test_6_actions_that_the_data_do_not_know_are_worth_less(algo):
 def test_discrete_cql_by_hand(monkeypatch):
     words = ["algo.min_q_weight=0.7", "algo.discount=0.5", "algo.head.dueling=false", "model.hidden=[8]"]
     made, batch = algorithm("discrete_cql", *words, env="CartPole-v1"), transitions(width=4, discrete=True)
-    shake(made.target, 1)
     q = made.policy.values(Batch(obs=batch.obs, is_first=batch.is_first))
+    with torch.no_grad():  # the target network prefers other actions than the online network, which chooses
+        for parameter in made.target.parameters():
+            parameter.mul_(-1.5 if parameter.ndim == 2 and len(parameter) == 2 else 1.0)
     target_q = made.target.values(Batch(obs=batch.obs, is_first=batch.is_first))
+    assert (target_q[1].argmax(-1) != q[1].argmax(-1)).any()
     wanted = torch.zeros(())
     for b in range(3):
         follows = target_q[1, b, int(q[1, b].argmax())].detach()
@@ -677,7 +685,10 @@ def test_td3_bc_by_hand():
     now = batch.obs.observation[0]
     net = made.policy.net
     action = torch.tanh(net.head.linear(net.hidden(now)))
+    with torch.no_grad():  # the mean of sizes is not the size of the mean
+        made.critic.net[-1].bias -= manual_critic(made.critic, torch.cat([now, action], -1), 0).mean()
     q = manual_critic(made.critic, torch.cat([now, action], -1), 0)[:, 0]
+    assert (q > 0).any() and (q < 0).any()
     scale = 1.5 / (sum(map(abs, q.tolist())) / 3)
     wanted = -scale * q.mean() + (action - batch.action[0]).square().mean()
     loss = made.actor_loss(made_rows(made, batch))

@@ -39,3 +39,9 @@ def test_targets_are_mixtures_of_what_follows(typed, lambda_):
             mixture = (1 - lambda_) * value[t + 1, b] + lambda_ * following
             following = reward[t, b] + 0.9 * (0.0 if terminated[t, b] else mixture)
             assert got[t, b].item() == pytest.approx(float(following), abs=1e-5)
+    # The loss of a minibatch is half the squared error, over live rows.
+    rows = batch.replace(target=got).sequences(1)
+    with torch.no_grad():
+        loss = made.loss(rows)[0]
+        q = made.policy(obs, batch.is_first, Batch())[0][:-1, :, 0]
+    assert loss.item() == pytest.approx(float(0.5 * (got - q)[valid].square().sum() / valid.sum()), rel=1e-4)

@@ -50,10 +50,13 @@ def test_sequences_from_stored_state_reproduce_what_acted(typed):
         assert not torch.allclose(zero[valid], q[valid], atol=1e-4), "the stored state matters"
 
 
+@pytest.mark.parametrize(
+    "choice", [["algo.double=true"], ["algo.double=true", "algo.head.noisy=true"], ["algo.double=false"]]
+)
 @pytest.mark.parametrize("n", [1, 2])
-def test_targets_and_priorities_by_hand(typed, n):
+def test_targets_and_priorities_by_hand(typed, n, choice):
     made = Wired(typed("algo=r2d2", "env=CartPole-v1", *SMALL, *WORDS, "algo.fragment_length=10", "algo.burn_in=0", "algo.sequence_length=3",
-                        "algo.discount=0.5", f"algo.n_step={n}", "algo.batch_size=1", "algo.priority_eta=0.75")).algorithm()  # fmt: skip
+                        "algo.discount=0.5", f"algo.n_step={n}", "algo.batch_size=1", "algo.priority_eta=0.75", *choice)).algorithm()  # fmt: skip
     q = torch.tensor([[1.0, 2.0], [3.0, 0.0], [0.5, 0.0], [0.0, 4.0]]).unsqueeze(1)  # [T + 1, B = 1, A]
     other = torch.tensor([[9.0, 9.0], [1.0, 7.0], [2.0, 9.0], [9.0, 3.0]]).unsqueeze(1)
     made.unroll = lambda policy, batch: (q if policy is made.policy else other).clone()
@@ -61,8 +64,10 @@ def test_targets_and_priorities_by_hand(typed, n):
     batch = Batch(action=column(0, 1, 1), reward=column(1.0, 2.0, 4.0), terminated=column(False, False, False), valid=column(True, True, True),
                   weight=torch.tensor([0.5]), is_first=column(False, False, False, False))  # fmt: skip
     h, inverse = signed_hyperbolic, signed_parabolic
-    # The online network chooses 0, 0, 1 at rows 1, 2, 3, for which the target network's values are 1, 2, 3.
-    v = [inverse(torch.tensor(x)) for x in (1.0, 2.0, 3.0)]
+    # The online network chooses 0, 0, 1 at rows 1, 2, 3, for which the target network's values are 1, 2, 3. The target
+    # network would choose 1, 1, 0.
+    best = (7.0, 9.0, 9.0) if "algo.double=false" in choice else (1.0, 2.0, 3.0)
+    v = [inverse(torch.tensor(x)) for x in best]
     if n == 1:
         target = [h(1 + 0.5 * v[0]), h(2 + 0.5 * v[1]), h(4 + 0.5 * v[2])]
     else:
@@ -72,6 +77,10 @@ def test_targets_and_priorities_by_hand(typed, n):
     loss, priority, _ = made.loss(batch)
     assert loss.item() == pytest.approx(float(0.5 * (0.5 * error**2).mean()), rel=1e-4)
     assert priority.item() == pytest.approx(float(0.75 * error.abs().max() + 0.25 * error.abs().mean()), rel=1e-4)
+    # The same from values that a sampler recorded; of the row behind the sequence only they count.
+    ahead = {name: torch.cat([batch[name], batch[name][-1:]]) for name in ("reward", "terminated", "valid")}
+    recorded = Batch(ahead, q_taken=column(1.0, 0.0, 0.0, 8.0), q_max=column(5.0, *best))
+    assert made.first_priority(made.cfg, recorded).item() == pytest.approx(priority.item(), rel=1e-4)
 
 
 def test_dead_rows_of_a_sequence_count_for_nothing(typed):

@@ -1,5 +1,6 @@
 """SAC, TQC, DDPG and TD3 with memory: sequences from replay against what acted, losses by hand, learning and resuming."""
 
+import dataclasses
 import json
 
 import pytest
@@ -56,6 +57,8 @@ def test_sequences_from_stored_state_are_what_acted(typed, burn_in):
         zeros = Batch({name: torch.zeros(16, *field.shape) for name, field in state.items()})
         whole = made.critic.trunk(batch.obs, batch.is_first, zeros)[0][burn_in:-1].flatten(0, 1)
         torch.testing.assert_close(made.critic.features(rows.now), whole, atol=1e-5, rtol=1e-4)
+        made.cfg = dataclasses.replace(made.cfg, zero_init_state=True)
+        assert torch.equal(made.policy.net.of(transitions(made, batch).now), fresh), "or it may begin with zeros"
 
 
 @pytest.mark.parametrize("memory", [torch.nn.GRU, torch.nn.LSTM])
@@ -72,13 +75,14 @@ def test_l2_has_the_weights_of_a_memory_and_no_biases(memory):
 def test_losses_are_means_over_live_rows(typed):
     """DDPG by hand from the networks' outputs; what dead rows hold changes nothing."""
     words = ["env=rlrun/IdentityBox-v0", "++env.kwargs.length=6", "algo.burn_in=3", "algo.discount=0.5"]
-    made, batch = filled(typed, "ddpg", *words)
+    made, batch = filled(typed, "ddpg", *words, "algo.reward_clip=0.3")
+    batch = batch.replace(weight=torch.linspace(0.3, 1.0, 16))
     rows, live = transitions(made, batch), batch.valid[3:]
-    assert (~live).any() and live.any(0).all()
+    assert (~live).any() and live.any(0).all() and (batch.reward[3:][live].abs() > 0.3).any()
     with torch.no_grad():
         following = made.target_critic(rows.then, made.target_actor.of(rows.then))[0, :, 0].view(8, 16)
         q = made.critic(rows.now, rows.action)[0, :, 0].view(8, 16)
-        target = batch.reward[3:] + 0.5 * ~batch.terminated[3:] * following
+        target = batch.reward[3:].clamp(-0.3, 0.3) + 0.5 * ~batch.terminated[3:] * following
         error = (target - q).abs().masked_fill(~live, 0.0)
         own = made.critic.of(made.critic.features(rows.now), made.policy.net.of(rows.now))[0, :, 0].view(8, 16)
     loss = (batch.weight * 0.5 * error**2).sum() / live.sum()

@@ -8,6 +8,7 @@ from rlrun.algos.slateq import end_row, first_row
 from rlrun.core.batch import Batch
 from rlrun.core.schedule import Clock
 from rlrun.ops.returns import fold_n_step
+from rlrun.policies.slates import Pairs
 
 EVOLUTION = ["env=rlrun/InterestEvolution-v0"]
 
@@ -149,6 +150,18 @@ def test_a_slate_without_a_far_more_attractive_document_has_a_value(typed):
     want = (sum(range(best - size, best)) + null) / (size + 1)
     torch.testing.assert_close(pairs.worth(slate), torch.full_like(pairs.worth(slate), want))
 
+
+def test_gains_are_derivatives_of_the_slates_value_by_the_factor_of_a_further_place():
+    random = torch.Generator().manual_seed(0)
+    weight, value = torch.rand(6, generator=random), torch.randn(6, generator=random)
+    nothing, null, places = torch.tensor(0.4), torch.tensor(0.7), torch.tensor([1.0, 0.5])
+    slate = torch.tensor([4, 1])
+    gains = Pairs(weight, nothing, value, null, places).gains(slate)
+    for further in range(6):
+        factor = torch.zeros((), requires_grad=True)
+        v = torch.cat([weight[slate] * places, (factor * weight[further]).unsqueeze(0)])
+        worth = (nothing * null + (v * value[[4, 1, further]]).sum()) / (nothing + v.sum())
+        torch.testing.assert_close(gains[further], torch.autograd.grad(worth, factor)[0])
 
 
 def test_exploring_draws_different_documents_and_records_their_chances(typed):

@@ -10,7 +10,7 @@ from rlrun.config.run import type_config
 from rlrun.core.errors import UserError
 from rlrun.core.seeding import Seeds
 from rlrun.envs.registry import Factory, make_spec
-from rlrun.envs.wrapped import covered, resized
+from rlrun.envs.wrapped import Repeat, covered, resized
 
 
 class Painter(gymnasium.Env):
@@ -86,6 +86,13 @@ def test_a_repeated_action_is_one_decision():
     assert [step.reward[0] for step in steps] == [1 + 2 + 3, 4 + 5 + 6, 7, 0]
     assert [bool(step.terminated[0]) for step in steps] == [False, False, True, False] and steps[3].is_first[0]
     env.close()
+
+
+def test_an_action_is_not_repeated_behind_a_time_limit():
+    """What is cut after 5 steps pays nothing more, although its own step() could still be called."""
+    env = Repeat(gymnasium.wrappers.TimeLimit(Painter(render_mode="rgb_array"), 5), 3)
+    env.reset(seed=0)
+    assert [env.step(0)[1:4] for _ in range(2)] == [(1 + 2 + 3, False, False), (4 + 5, False, True)]
 
 
 @pytest.mark.parametrize(

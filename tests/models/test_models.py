@@ -12,6 +12,7 @@ from rlrun.core.errors import UserError
 from rlrun.core.policy import fix_kernels
 from rlrun.core.specs import Box, Discrete, EnvSpec, Nested
 from rlrun.models import encoders
+from rlrun.models.critic import EnsembleLayerNorm, EnsembleLinear
 from rlrun.models.encoders import ImpalaResNet, NatureCNN, channels_last
 from rlrun.models.heads import QHead, QHeadConfig
 from rlrun.models.model import Model, lower_precision
@@ -136,6 +137,17 @@ def test_wide_layers_of_action_values_are_bf16_too(noisy):
     assert [low.value[0].weight.dtype, low.value[-1].weight.dtype] == [torch.bfloat16, torch.float32]
     assert low(few).dtype == torch.float32
     torch.testing.assert_close(low(few), exact(few), atol=0.05, rtol=0.05)
+
+
+def test_layers_of_an_ensemble_are_those_of_single_nets():
+    torch.manual_seed(0)
+    linear, norm, x = EnsembleLinear(3, 5, 4, None), EnsembleLayerNorm(3, 5), torch.randn(3, 7, 5)
+    torch.nn.init.normal_(norm.weight)
+    torch.nn.init.normal_(norm.bias)
+    for net in range(3):
+        one = torch.nn.functional.layer_norm(x[net], (5,), norm.weight[net, 0], norm.bias[net, 0])
+        torch.testing.assert_close(norm(x)[net], one)
+        torch.testing.assert_close(linear(x)[net], x[net] @ linear.weight[net] + linear.bias[net, 0])
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])

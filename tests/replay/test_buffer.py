@@ -294,6 +294,39 @@ def test_new_rows_get_the_largest_priority_and_overwritten_ones_are_passed_over(
     before = replay.draws.tree.leaves.copy()
     replay.write(old, torch.full(old.shape, 100.0))
     assert (replay.draws.tree.leaves == before).all(), "rows that are gone have no priority"
+    # The largest priority so far stays the largest, although all rows have smaller ones now.
+    replay.write(replay.sample(1000, Clock()).key.unique(), torch.full((replay.starts,), 2.0))
+    assert (replay.draws.tree.leaves[replay.draws.tree.leaves > 0] == 2.0).all()
+    replay.add(sources[0].fragment())
+    assert sorted(set(replay.draws.tree.leaves.tolist())) == [0.0, 2.0, 7.0]
+
+
+def test_the_epsilon_is_added_to_priorities_before_the_exponent():
+    """Schaul et al. 2016, section 3.3: p_i = |delta_i| + epsilon, and P(i) is proportional to p_i ** alpha."""
+    replay, _, keys = with_single_rows(9, alpha=0.5)
+    replay.draws.priorities = dataclasses.replace(replay.draws.priorities, priority_epsilon=0.25)
+    priority = torch.arange(len(keys), dtype=torch.float32)
+    replay.write(keys, priority)
+    leaves = replay.draws.tree.leaves[replay.draws.leaf(*columns_and_rows(keys, replay))]
+    assert leaves == pytest.approx([(p + 0.25) ** 0.5 for p in priority.tolist()])
+
+
+def columns_and_rows(keys, replay):
+    """The columns and the absolute rows of keys."""
+    rows, columns = divmod(keys.numpy(), replay.layout.columns)
+    return columns, rows
+
+
+def test_every_length_of_a_range_is_drawn_as_often():
+    """n is uniform over 2 to 5; a fragment in which nothing ends is cut at the n that was drawn for it."""
+    replay, sources = make(config(), layout(rows=5, rows_from=2, blocks=1, block=2))
+    for _ in range(12):
+        fragment = sources[0].fragment()
+        live = torch.ones_like(fragment.batch.valid)
+        replay.add(dataclasses.replace(fragment, batch=fragment.batch.replace(valid=live)))
+    lengths = replay.sample(4000, Clock()).valid.sum(0)
+    counts = torch.bincount(lengths, minlength=6).tolist()
+    assert counts[:2] == [0, 0] and all(800 < count < 1200 for count in counts[2:])
 
 
 def test_first_priorities_see_whole_fragments_and_what_was_recorded_at_their_ends():
@@ -350,7 +383,7 @@ def test_a_saved_replay_goes_on_as_if_nothing_had_happened(tmp_path, name, kind,
         for source in sources:
             first.add(source.fragment())
     if fragments > 3:
-        first.write(first.sample(32, Clock()).key, torch.rand(32))
+        first.write(first.sample(32, Clock()).key, 3 * torch.rand(32))  # the largest is not that of a new replay
     first.save_rows(tmp_path)
     second, _ = make(config(name=name, **options), layout(**KINDS[kind]), seed=5)
     second.load(first.state(), tmp_path)

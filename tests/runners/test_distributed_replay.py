@@ -337,7 +337,10 @@ def test_the_limiter_keeps_the_ratio_and_lets_nobody_run_away(tmp_path):
     limiter.sampled()
     assert limiter.may_insert()
     free = Limiter(starts=100, ratio=None, batch=10)
-    free.inserted(1000)
+    free.inserted(99)
+    assert not free.due
+    free.inserted(1)
+    assert free.due, "100 env steps are there"
     free.sampled()
     assert free.due and free.may_insert() and free.credit == 0, "and it leaves no debt to a run that has a ratio"
     again = Limiter(starts=100, ratio=2.0, batch=10)

@@ -610,6 +610,25 @@ def test_targets_are_clipped_to_what_returns_can_be():
     assert return_range(torch.tensor([-2.0, 1.0]), 0.0) == (-2.0, 1.0)
     assert return_range(torch.tensor([0.0, 1.0]), 1.0) == (0.0, math.inf)
 
+    class Boasting(FittedQ):
+        """One whose target network says that every state is worth 1,000."""
+
+        def value(self, rows, index):
+            return torch.full(index.shape, 1e3)
+
+    rows = PlayedRows(
+        obs=Batch(observation=torch.ones(4, 4)),
+        action=torch.zeros(4, dtype=torch.int64),
+        reward=torch.tensor([1.0, 1.0, 1.0, math.nan]),
+        terminated=torch.zeros(4, dtype=torch.bool),
+        step=torch.arange(3),
+        policy=torch.tensor([[1.0, 0.0]]).expand(4, 2),
+    )
+    _, model = made("ppo", CHAIN)
+    cfg = FittedQConfig(updates=100, batch_size=8, lr=0.1, hidden=(), target_tau=1.0, clip=True)
+    fitted = Boasting(CHAIN, Model(model), cfg, rows, 0.5, torch.Generator().manual_seed(0))
+    assert float(fitted.q(rows, torch.tensor([0]))) == pytest.approx(2, abs=0.05), "1 / (1 - 0.5), and not 501"
+
 
 # -- the command -------------------------------------------------------------------------------------------------------
 
