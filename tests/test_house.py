@@ -231,6 +231,7 @@ DISTRIBUTIONS = {
     "PIL": "pillow",
     "pynvml": "nvidia-ml-py",
     "dm_control": "dm-control",
+    "pygame": "pygame-ce",
     "yaml": "pyyaml",
 }
 

@@ -108,7 +108,7 @@ class TypedAgents(CountingAgents):
     """Asserts that actions are in their spaces, which look at the dtype of arrays."""
 
     SPACES = {  # noqa: RUF012
-        "one choice": Discrete(3, dtype=np.int8),
+        "one choice": Discrete(3),
         "choices": MultiDiscrete([2, 3], dtype=np.int32),
         "a number": Box(-1, 1, (), np.float32),
     }

@@ -43,6 +43,8 @@ def main(words: list[str]) -> int:
     quiet = ["--disable-pip-version-check", "-q"]
     made = subprocess.run([sys.executable, "-m", "pip", "install", *quiet, *requirement(*names)])
     if made.returncode:
-        raise RunFailed(f"pip could not install {', '.join(names)}; what it said is above")
+        old = sys.version_info < (3, 13) or "dmc" not in names
+        why = "" if old else "; dm-control needs labmaze, which has packages for Python up to 3.12 alone"
+        raise RunFailed(f"pip could not install {', '.join(names)}; what it said is above{why}")
     print(f"{', '.join(names)}: installed into {sys.prefix}")
     return 0

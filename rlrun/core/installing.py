@@ -33,7 +33,7 @@ WHAT = {
     "onnx": "policies as .onnx",
     "docs": "the site of the pages (mkdocs-material)",
     "dev": "tests, ruff and mypy",
-    "all": "all of these but docs and dev",
+    "all": "all of these but docs and dev (and without dmc on Python 3.13 or newer)",
 }
 
 
@@ -115,7 +115,8 @@ def _requirements(package: str, extra: str) -> list[Any]:
     from packaging.requirements import Requirement
 
     if package == "rlrun" and from_checkout():
-        return [Requirement(text) for text in declared()[extra]]
+        needed = [Requirement(text) for text in declared()[extra]]
+        return [one for one in needed if one.marker is None or one.marker.evaluate()]
     every = [Requirement(text) for text in metadata.requires(package) or []]
     return [
         one

@@ -43,6 +43,12 @@ FOREVER = timedelta(days=7)
 GPU_LOOK_SEC = 1e-4  # between two looks at whether an exchange on GPUs has ended
 
 
+def _be_patient(patience: timedelta) -> None:
+    """Sets the time that an exchange of the learners may take. PyTorch before 2.14 has a private function for it."""
+    known = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout
+    known(patience, dist.group.WORLD)
+
+
 class ProcessRanks(Ranks):
     """One of `world` learners. Gradients are exchanged on the learners' device, counts and decisions on the CPU."""
 
@@ -70,7 +76,7 @@ class ProcessRanks(Ranks):
         except Disconnected:
             dist.distributed_c10d._world.group_count = 0  # names the keys of the store, and only a success resets it
             raise
-        dist.distributed_c10d._set_pg_timeout(patience, dist.group.WORLD)
+        _be_patient(patience)
         self.store = store
         self.look = look
         self.board: Blackboard | None = None

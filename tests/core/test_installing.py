@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from rlrun.cli import _dispatch
 from rlrun.core import installing
 from rlrun.core.errors import RunFailed, UserError
-from rlrun.core.installing import CHECKOUT, install_line, pip_line
+from rlrun.core.installing import CHECKOUT, install_line, is_installed, pip_line
 
 
 @pytest.fixture
@@ -93,5 +94,20 @@ def test_all_is_every_extra_that_a_user_may_want():
     import tomllib
 
     declared = tomllib.loads((Path(CHECKOUT) / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    named = declared["all"][0].partition("[")[2].rstrip("]").split(",")
-    assert set(named) == set(declared) - {"all", "docs", "dev"}
+    named = set().union(*(Requirement(text).extras for text in declared["all"]))
+    assert named == set(declared) - {"all", "docs", "dev"}
+
+
+def test_a_package_that_this_python_does_not_get_is_not_missed(monkeypatch):
+    needed = ["packaging", "no-such-package; python_version < '3'"]
+    monkeypatch.setattr(installing, "declared", lambda: {"all": needed, "more": [*needed, "no-such-package"]})
+    assert is_installed("all") and not is_installed("more")
+
+
+@pytest.mark.parametrize(("version", "told"), [((3, 12), False), ((3, 13), True)])
+def test_setup_says_for_which_pythons_dm_control_has_packages(monkeypatch, version, told):
+    monkeypatch.setattr(subprocess, "run", lambda words, **other: subprocess.CompletedProcess(words, 1))
+    monkeypatch.setattr(sys, "version_info", version)
+    with pytest.raises(RunFailed) as failed:
+        _dispatch(["setup", "dmc"])
+    assert ("labmaze" in str(failed.value)) == told

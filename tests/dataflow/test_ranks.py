@@ -527,3 +527,18 @@ def test_a_replays_defaults_fit_beside_a_gpu(words, inference, device):
     machine = Machine(cores=2, gpus=("a GPU",), gpu_free=lambda index: 2**36)
     made = plan(typed("algo=dqn", *words), machine).resources
     assert (made.inference, made.device.type) == (inference, device)
+
+
+@pytest.mark.parametrize("name", ["set_timeout", "distributed_c10d._set_pg_timeout"])
+def test_the_patience_is_set_by_the_function_that_this_pytorch_has(name, monkeypatch):
+    """PyTorch 2.14 has a public function for it, and warns of the private one that older ones have."""
+    import torch.distributed as dist
+
+    from rlrun.dataflow import ranks
+
+    said = []
+    monkeypatch.delattr(dist, "set_timeout", raising=False)
+    monkeypatch.setattr(dist.distributed_c10d, "_set_pg_timeout", lambda *_: said.append("another"))
+    monkeypatch.setattr(f"torch.distributed.{name}", lambda patience, group: said.append(patience), raising=False)
+    ranks._be_patient(ranks.FOREVER)
+    assert said == [ranks.FOREVER]

@@ -93,10 +93,10 @@ class Typed(gymnasium.Env):
 
     observation_space = spaces.Box(-1, 1, (2,), np.float32)
     SPACES: ClassVar[dict] = {
-        "one choice": spaces.Discrete(4, start=3, dtype=np.int8),
+        "one choice": spaces.Discrete(4, start=3),
         "choices": spaces.MultiDiscrete([2, 3], start=[1, 2], dtype=np.int32),
         "a number": spaces.Box(-1, 1, (), np.float64),
-        "nested": spaces.Dict(a=spaces.Tuple([spaces.Discrete(2, dtype=np.uint8), spaces.MultiBinary(2)])),
+        "nested": spaces.Dict(a=spaces.Tuple([spaces.Discrete(2), spaces.MultiBinary(2)])),
     }
 
     def __init__(self, kind):
