@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlrun.commands import COMMANDS
+from rlrun.commands import ALSO_CALLED, COMMANDS
 from rlrun.core.errors import TRACEBACK, Notice, UserError, closest, explained, show_tracebacks
 from rlrun.core.numbers import number
 from rlrun.core.outputs import go_on_unread, open_outputs
@@ -88,12 +88,24 @@ def _dispatch(words: list[str]) -> int:
         return 0
     name, rest = words[0], words[1:]
     if name not in COMMANDS:
-        raise UserError(f"There is no command {name!r}.{closest(name, COMMANDS)} rlrun --help lists them.")
+        raise UserError(f"There is no command {name!r}.{_meant(name)} rlrun --help lists them.")
     module = importlib.import_module(f"rlrun.commands.{name.replace('-', '_')}")
     trusted, _ = take_trust(rest)
     with only_installed(not trusted):
         allow(rest)
         return module.main(rest)
+
+
+def _meant(name: str) -> str:
+    """Returns ' Did you mean watch?' for a name that is no command, or an empty string."""
+    from rlrun.config.paths import options
+
+    if name == "tensorboard":
+        return " TensorBoard is a program of its own: tensorboard --logdir runs."
+    if name.lower() in options("algo"):
+        return f" Did you mean rlrun train algo={name.lower()} env=NAME?"
+    ours = next((command for command, names in ALSO_CALLED.items() if name.lower() in names), None)
+    return f" Did you mean {ours}?" if ours else closest(name, COMMANDS)
 
 
 def leave_the_current_folder() -> None:
@@ -124,7 +136,7 @@ def check_words(words: list[str]) -> None:
     from rlrun.config.foreign import names_hydra
     from rlrun.config.words import refuse_empty
 
-    for word in words:
+    for index, word in enumerate(words):
         if word in ("-m", "--multirun"):
             raise UserError(
                 f"{word}: use `rlrun sweep` for several runs; it shares this machine among them and can be resumed"
@@ -132,13 +144,26 @@ def check_words(words: list[str]) -> None:
         if not word.startswith("-"):
             refuse_empty(word)
         if word.startswith("--") and word.split("=")[0] not in FLAGS:
-            raise UserError(
-                f"{word} is not a flag: options are key=value, such as algo.lr=3e-4; rlrun train --help lists them"
-            )
+            example = _without_dashes(words, index) or "such as algo.lr=3e-4"
+            raise UserError(f"{word} is not a flag: options are key=value, {example}; rlrun train --help lists them")
         if word.startswith("-") and not word.startswith("--") and word not in SHORT_FLAGS:
-            raise UserError(f"{word} is not a flag here; rlrun train --help lists the options")
+            files = "" if word != "-f" else "; tuned=NAME is a tuned file, and rlrun import-rllib FILE converts RLlib's"
+            raise UserError(f"{word} is not a flag here{files}; rlrun train --help lists the options")
         if names_hydra(word.split("=")[0].lstrip("+~")):
             raise UserError(f"{word}: rlrun sets Hydra's own options itself; --config-dir DIR adds a folder of options")
+
+
+def _without_dashes(words: list[str], index: int) -> str:
+    """Returns 'so write algo=ppo' where words[index] is --algo, and the next word ppo, or where it is --algo=ppo."""
+    from rlrun.config.hydra_errors import GROUPS
+    from rlrun.config.option_names import known_keys
+
+    key, equals, value = words[index].lstrip("-").partition("=")
+    following = words[index + 1] if index + 1 < len(words) else ""
+    if not equals and following and "=" not in following and not following.startswith("-"):
+        value = following
+    known = key in (*GROUPS, "env", *known_keys())
+    return f"so write {key}={value}" if known and value else ""
 
 
 def compose(words: list[str], job, config_name: str = "train") -> int:

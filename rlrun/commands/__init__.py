@@ -22,3 +22,18 @@ COMMANDS = {
     "setup": "[EXTRA ...]: install extras, such as mujoco and box2d, or list them",
     "doctor": "show versions, cores, GPU, shared memory and optional packages",
 }
+
+# What other libraries, and people, call them.
+ALSO_CALLED = {
+    "train": ("run", "fit", "learn", "start"),
+    "sweep": ("tune", "search", "grid", "multirun"),
+    "resume": ("continue", "restore", "load"),
+    "evaluate": ("eval", "rollout", "test", "score"),
+    "watch": ("enjoy", "play", "render", "video", "visualize", "view", "show"),
+    "check-env": ("check", "check_env", "validate"),
+    "plot": ("curves", "plots"),
+    "list": ("ls", "envs", "algos"),
+    "setup": ("install",),
+    "doctor": ("info", "versions", "env"),
+    "benchmark": ("bench", "reproduce"),
+}

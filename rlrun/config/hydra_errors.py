@@ -83,7 +83,7 @@ def check_groups(words: list[str], folder: Path | None = None) -> None:
             known = [*choices(group), *own]
             if value not in known:
                 other = of_rllib(value) if group == "algo" and value.lower() not in known else ""
-                near = other or closest(value, known)
+                near = other or (of_tuned(value, known) if group == "tuned" else "") or closest(value, known)
                 raise UserError(f"There is no {group} {value!r}.{near} There are: {', '.join(known)}")
 
 
@@ -98,6 +98,15 @@ def of_rllib(name: str) -> str:
     return lacking or next(
         (f" RLlib's {one} is algo={here} here." for one, here in RUNS.items() if bare(one) == bare(name)), ""
     )
+
+
+def of_tuned(value: str, known: Sequence[str]) -> str:
+    """Returns ' Did you mean ppo/cartpole?' for its path, tuned/ppo/cartpole.yaml, and for RLlib's kind of name,
+    cartpole-ppo; '' for others."""
+    parts = set(re.split(r"[-_/]", re.sub(r"^.*tuned/|\.ya?ml$", "", value).lower())) - {""}
+    near = [name for name in known if parts and parts <= {*name.split("/"), *re.split(r"[-_/]", name)}]
+    near = [name for name in near if parts == {*re.split(r"[-_/]", name)}] or near
+    return f" Did you mean {', '.join(near[:3])}?" if near else ""
 
 
 def no_name(key: str) -> str:

@@ -187,7 +187,9 @@ def counterpart(key: str, words: list[str]) -> str:
     known = known_keys((chosen(words, "algo@algo.inner") or inner_algorithm(algo)) if inside else algo)
     for whose, file in OTHERS:
         row = yaml.safe_load((package() / "data" / f"{file}.yaml").read_text()).get(name, {"ours": []})
-        there = (option for option in row["ours"] if option in known or option in ("env", "model", "resources"))
+        there = (
+            option for option in row["ours"] if option in known or option in ("env", "model", "resources", "logger")
+        )
         ours = next((option for option in there if option != key), None)
         how = row.get("how")
         how = _in_parentheses(how.get(ours) if isinstance(how, dict) else how)

@@ -28,6 +28,10 @@ BAD = [
     (["train", "algo=impla", "env=Pong"], "Did you mean impala"),
     (["train", "algo=nosuch", "--help"], "There is no algorithm 'nosuch'. rlrun list algos shows all."),
     (["help", "nosuch"], "There is no command 'nosuch'."),
+    (["enjoy"], "Did you mean watch? rlrun --help"),
+    (["trian"], "Did you mean train? rlrun --help"),
+    (["PPO"], "Did you mean rlrun train algo=ppo env=NAME? rlrun --help"),
+    (["tensorboard"], "TensorBoard is a program of its own: tensorboard --logdir runs. rlrun --help"),
     (["train", "algo=bc", "env=data", "data.path=nowhere"], "there is no file or folder nowhere"),
     (["train", "algo=bc", "env=data"], "no data say what the environment is (data.path=)"),
     (["train", "algo=ppo", "env=data"], "no data say what the environment is"),
@@ -143,7 +147,14 @@ BAD = [
     (["train", "algo=ppo", "env="], "env= has no value"),
     ([*CARTPOLE, "run_dir="], "run_dir= has no value"),
     (["sweep", "algo=ppo", "env=CartPole-v1", "model=", "seed=1,2"], "model= has no value"),
-    (["train", "--package", "foo", *CARTPOLE[1:]], "--package is not a flag"),
+    (["train", "--package", "foo", *CARTPOLE[1:]], "--package is not a flag: options are key=value, such as"),
+    (["train", "--algo", "ppo"], "--algo is not a flag: options are key=value, so write algo=ppo; rlrun"),
+    ([*CARTPOLE, "--env_steps=9"], "options are key=value, so write env_steps=9; rlrun"),
+    (["train", "-f", "tuned.yaml"], "-f is not a flag here; tuned=NAME is a tuned file, and rlrun import-rllib"),
+    (["train", "tuned=tuned/ppo/cartpole.yaml"], ". Did you mean ppo/cartpole? There are"),
+    (["train", "tuned=cartpole-sac"], ". Did you mean sac/cartpole? There are"),
+    (["train", "tuned=ppo/cartpol"], ". Did you mean ppo/cartpole, "),
+    ([*CARTPOLE, "policy=MlpPolicy"], "Stable-Baselines3's policy is model here (its networks follow"),
     ([*CARTPOLE, "-p=foo"], "-p=foo is not a flag here"),
     ([*CARTPOLE, "--resolve"], "--resolve changes what --cfg job prints"),
     (["train", "--shell-completion", *CARTPOLE[1:]], "--shell-completion is not a flag"),
@@ -208,7 +219,7 @@ def test_names_of_other_libraries_lead_to_options_that_exist():
     files = [yaml.safe_load((package() / "data" / f"{file}.yaml").read_text()) for _, file in OTHERS]
     names = {name: row for file in files for name, row in file.items()}
     assert len(names) == sum(len(file) for file in files) > 75, "one library's name would hide another's"
-    assert {option for row in names.values() for option in row["ours"]} <= {*known_keys(), "env", "resources", "model"}
+    assert {option for row in names.values() for option in row["ours"]} <= {*known_keys(), "env", "resources", "model", "logger"}
     assert all(set(row) <= {"ours", "how"} and row["ours"] for row in names.values())
 
 
