@@ -347,8 +347,11 @@ def take_flags(words: list[str], kinds: dict[str, type]) -> tuple[dict[str, Any]
         name, equals, value = word.partition("=")
         if name not in kinds:
             if name.startswith("--"):
-                known = f"There are {', '.join(kinds)}." if kinds else "This command takes no flags."
+                are = "are" if len(kinds) > 1 else "is"
+                known = f"There {are} {', '.join(kinds)}." if kinds else "This command takes no flags."
                 raise UserError(f"There is no flag {name} here.{closest(name, kinds)} {known}")
+            if f"--{name}" in kinds and equals and not os.path.isdir(word):
+                raise UserError(f"{word}: --{name} is a flag here, so write {f'--{name} {value}'.rstrip()}")
             rest.append(word)
             continue
         kind = kinds[name]

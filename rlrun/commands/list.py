@@ -17,7 +17,9 @@ def main(words: list[str]) -> int:
         return 0 if words else 2
     kinds = {"algos": algos, "envs": envs, "tuned": tuned}
     if words[0] not in kinds:
-        raise UserError(f"There is no list of {words[0]!r}.{closest(words[0], kinds)} There are algos, envs and tuned.")
+        meant = {"algorithms": "algos", "games": "envs", "environments": "envs", "examples": "tuned"}.get(words[0])
+        near = f" Did you mean {meant}?" if meant else closest(words[0], kinds)
+        raise UserError(f"There is no list of {words[0]!r}.{near} There are algos, envs and tuned.")
     if len(words) > 1:
         raise UserError(f"rlrun list takes one word, such as {words[0]}: {words[1]!r} is one too many")
     kinds[words[0]]()

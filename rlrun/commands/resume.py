@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlrun.cli import run_dir_argument, take_trust
 from rlrun.config.hydra_errors import THEIRS
-from rlrun.config.option_names import of_a_logger
+from rlrun.config.option_names import counterpart, of_a_logger
 from rlrun.config.paths import options, root
 from rlrun.config.saved import read_config, save_config, saved_config, without_its_store
 from rlrun.config.types import load_yaml, parse_assignments
@@ -257,7 +257,8 @@ def change(values: dict[str, Any], key: str, value: Any) -> None:
     if not any(key == allowed or (allowed.endswith(".") and key.startswith(allowed)) for allowed in CHANGEABLE):
         known = sorted(dotted(values))
         if key not in known:
-            raise UserError(f"There is no option {key}.{closest(key, known)}")
+            near = counterpart(key, [f"algo={values['algo']['name']}"]) or closest(key, known)
+            raise UserError(f"There is no option {key}.{near}")
         if f"{key}." in CHANGEABLE:
             example = next(k for k in known if k.startswith(f"{key}."))
             raise UserError(

@@ -63,7 +63,10 @@ def typed(cls: type[T], values: Any, path: str = "") -> T:
     prefix = f"{path}." if path else ""
     for key in values:
         if key not in fields:
-            raise ConfigError(f"There is no option {prefix}{key}.{closest(str(key), fields, prefix=prefix)}")
+            near = closest(str(key), fields, prefix=prefix)
+            if not near and len(fields) <= FEW:
+                near = f" There {'is' if len(fields) == 1 else 'are'} {', '.join(prefix + name for name in fields)}."
+            raise ConfigError(f"There is no option {prefix}{key}.{near}")
     missing = [name for name in fields if name not in values]
     if missing:
         raise MissingOption(f"The option {prefix}{missing[0]} has no value")
@@ -299,6 +302,7 @@ def save_yaml(values: dict, path: Path) -> None:
     write_atomically(path, yaml_text(values))
 
 
+FEW = 12  # so many options are all named where none is like a mistyped one
 OPENING = "[{('\""  # a value that begins so is no plain text
 
 
@@ -313,6 +317,8 @@ def parse_assignments(words: list[str]) -> dict[str, Any]:
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key:
+            if word.startswith("--"):
+                raise UserError(f"{word} is no flag here: options are key=value, as in {word.lstrip('-')}=...")
             raise UserError(f"{word!r} is not of the form key=value")
         refuse_empty(word)
         if key in made:

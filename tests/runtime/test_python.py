@@ -229,6 +229,8 @@ def test_a_callback_sees_every_row_and_can_end_the_run(tmp_path, capsys):
     assert again.clock.env_steps >= policy.clock.env_steps + 100
     with pytest.raises(rlrun.UserError, match="is already at"):
         rlrun.resume(tmp_path / "run", quiet=True)
+    with pytest.raises(rlrun.UserError, match="total_timesteps is env_steps here"):
+        rlrun.resume(tmp_path / "run", total_timesteps=100, quiet=True)
     with pytest.raises(rlrun.UserError, match="cannot change on resume"):
         rlrun.resume(tmp_path / "run", algo={"lr": 0.1}, quiet=True)
 
