@@ -14,6 +14,7 @@ from rlrun.config.option_names import (
     belonging,
     counterpart,
     elsewhere,
+    known_keys,
     nearest,
     of_a_logger,
     of_another_env,
@@ -124,8 +125,9 @@ def mistyped(words: Sequence[str], group: str) -> str | None:
     """The key of a word that seems to be a group's name with a mistake."""
     keys = [word.partition("=")[0] for word in words if "=" in word]
     known = (*GROUPS, "env")
+    options = {*known, *known_keys()}
     return next(
-        (key for key in keys if key not in known and closest(key, known).startswith(f" Did you mean {group}")), None
+        (key for key in keys if key not in options and closest(key, known).startswith(f" Did you mean {group}")), None
     )
 
 

@@ -96,7 +96,9 @@ def _reaches(main: dict[str, Any], file: str) -> bool:
     """Whether the present call comes from a statement that runs when the main script is imported."""
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_globals is main and frame.f_code.co_name == "<module>":
+        code = frame.f_code
+        # The code of eval() and exec() is called <module> too, and the file in which it is called comes after it.
+        if frame.f_globals is main and code.co_name == "<module>" and not code.co_filename.startswith("<"):
             return not guarded(file, frame.f_lineno)
         frame = frame.f_back  # type: ignore[assignment]
     return False

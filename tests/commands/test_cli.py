@@ -44,6 +44,8 @@ BAD = [
     (["train", "algo=pg", "env=./my_env.py:MyEnv"], "MyEnv of a file my_env.py is named env=my_env:MyEnv, and the file"),
     (["train", "env=Pong"], "algo= is missing"),
     (["train", "algo=impala"], "env= is missing"),
+    (["train", "algo=impala", "env_steps=9"], "env= is missing"),
+    (["train", "env=Pong", "algo.lr=1"], "algo= is missing"),
     ([*PONG, "algo.lrr=1"], "no option algo.lrr. Did you mean algo.lr"),
     ([*PONG, "envsteps=5"], "Did you mean env_steps"),
     ([*PONG, "+algo.typo=1"], "no option algo.typo"),

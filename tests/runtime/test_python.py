@@ -24,6 +24,7 @@ from rlrun.config import saved
 from rlrun.config.types import load_yaml
 from rlrun.config.words import words_of
 from rlrun.core.specs import Box, Discrete, EnvSpec, MultiBinary, MultiDiscrete, leaves
+from rlrun.runtime import carried
 from rlrun.runtime.carried import guarded, named, to_carry
 from rlrun.runtime.quiet import printing
 from rlrun.runtime.trained import fitting
@@ -397,6 +398,14 @@ def test_which_statements_are_guarded(name, tmp_path):
     text, line = SCRIPTS[name]
     (tmp_path / "script.py").write_text(text)
     assert guarded(str(tmp_path / "script.py"), line) == name.startswith("guarded")
+
+
+def test_code_of_eval_is_no_statement_of_the_script(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPTS["plain"][0])
+    main = {"reaches": carried._reaches, "file": str(tmp_path / "script.py")}
+    exec(compile("called = reaches(globals(), file)", main["file"], "exec"), main)
+    assert main["called"], "a statement of the script itself"
+    assert not eval("reaches(globals(), file)", main)
 
 
 def test_a_script_without_a_guard_is_told_so_at_once_and_starts_nothing(tmp_path):
