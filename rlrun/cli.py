@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rlrun.commands import ALSO_CALLED, COMMANDS
-from rlrun.core.errors import TRACEBACK, Notice, UserError, closest, explained, show_tracebacks
+from rlrun.core.errors import TRACEBACK, Notice, UserError, closest, explained, show_notices, show_tracebacks
 from rlrun.core.numbers import number
 from rlrun.core.outputs import go_on_unread, open_outputs
 from rlrun.core.passwords import masked, masked_values
@@ -53,6 +53,7 @@ def main() -> None:
     with contextlib.suppress(ValueError, OSError):  # stderr may be closed
         faulthandler.enable()  # an environment that crashes in this process is named at least
     go_on_unread()
+    show_notices()
     with_line = warnings.formatwarning
     warnings.formatwarning = lambda said, kind, *place: (
         f"warning: {said}\n" if issubclass(kind, Notice) else with_line(said, kind, *place)

@@ -133,6 +133,11 @@ def show_shared_memory(shm: Path = Path("/dev/shm")) -> list[str]:
             " mount it with mount -t tmpfs tmpfs /dev/shm"
         )
         return [missing] if sys.platform == "linux" else []
+    if not os.access(shm, os.W_OK | os.X_OK):
+        return [
+            f"this user may not write to {shm}, so that only runs in one process work:"
+            f" mount -o remount,rw,mode=1777 {shm}"
+        ]
     usage = shutil.disk_usage(shm)
     print(f"/dev/shm    {usage.free / 2**30:.1f} of {usage.total / 2**30:.1f} GiB free")
     if left := [path.name for path in shm.iterdir() if path.name.startswith("torch_")]:

@@ -25,6 +25,7 @@ from rlrun.config.saved import read_config, save_config, saved_config, without_i
 from rlrun.config.types import load_yaml, parse_assignments
 from rlrun.core.errors import UserError, closest
 from rlrun.core.numbers import whole_number
+from rlrun.core.outputs import tell
 from rlrun.loggers.mlflow import absolute_address
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def _restored(planned: Plan, directory: RunDir, wanted: Any, needed: bool, lines
     name = checkpoints.name_at(steps, restored[1]["updates"])
     check_saved(planned, checkpoints.directory / name)
     # Nothing is printed before all checks have passed, so that an error stands alone.
-    print(*lines, f"  from the checkpoint at {steps:,} env steps", sep="\n", flush=True)
+    tell("\n".join([*lines, f"  from the checkpoint at {steps:,} env steps"]))
     if wanted is not None:
         leave_behind(path, name)
     return restored
@@ -243,7 +244,7 @@ def leave_behind(path: Path, name: str) -> None:
         (checkpoints.directory / one).rename(folder / one)
     if name.startswith(BEST):
         checkpoints.take_back(name)
-    print(f"  {len(later)} later checkpoint{'s' * (len(later) > 1)} moved to {folder}", flush=True)
+    tell(f"  {len(later)} later checkpoint{'s' * (len(later) > 1)} moved to {folder}")
 
 
 def change(values: dict[str, Any], key: str, value: Any) -> None:

@@ -155,6 +155,7 @@ def start(
     before all checks have passed, so that an error stands alone."""
     from rlrun.config.automatic import settled
     from rlrun.config.run import type_config
+    from rlrun.core.outputs import tell
     from rlrun.core.passwords import check_logger
     from rlrun.loggers.console import say
     from rlrun.loggers.mlflow import make_root
@@ -184,7 +185,7 @@ def start(
         else RunDir.new(run.runs_root, config.algo.name, config.env.name, run.seed)
     )
     values["run_dir"] = str(directory.path)
-    print(f"rlrun train: {config.algorithm_name} on {config.env.name}, seed {config.run.seed}", flush=True)
+    tell(f"rlrun train: {config.algorithm_name} on {config.env.name}, seed {config.run.seed}")
     for line in lines:
         say(line)
     values["resources"] |= planned.settings()  # a resumed run keeps these, whatever the machine is doing by then

@@ -108,7 +108,9 @@ def write_atomically(path: Path, text: str | bytes | Iterable[bytes], folder: Pa
     descriptor, temporary = tempfile.mkstemp(dir=folder or path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
-            parts = [text.encode()] if isinstance(text, str) else [text] if isinstance(text, bytes) else text
+            if isinstance(text, str):  # a path in it may have bytes that are no UTF-8, which become themselves again
+                text = text.encode(errors="surrogateescape")
+            parts = [text] if isinstance(text, bytes) else text
             file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
@@ -256,6 +258,8 @@ class Checkpoints:
             shutil.rmtree(temporary, ignore_errors=True)
             self.failures += 1
             said = str(error) if isinstance(error, OSError) else f"no space left? ({str(error).splitlines()[0]})"
+            if not self.directory.parent.is_dir():
+                said = f"{self.directory.parent} is gone; if it has another name now, give it back its old one at once"
             if self.failures >= MAX_FAILURES:
                 raise RunFailed(
                     f"{MAX_FAILURES} checkpoints in a row could not be written to {self.directory}: {said}"

@@ -8,6 +8,7 @@ import os
 import re
 import sysconfig
 import traceback
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -93,6 +94,16 @@ def without_memory(error: BaseException) -> str | None:
     )
 
 
+def without_threads(error: BaseException) -> str | None:
+    """Returns a sentence for an error by which the system refuses a thread, or None for any other error."""
+    if not isinstance(error, RuntimeError) or "can't start new thread" not in str(error):
+        return None
+    return (
+        "no more threads and processes are allowed here: raise the limit (ulimit -u, or --pids-limit of a container),"
+        " or take fewer processes, or a single one (resources.inference=serial)"
+    )
+
+
 # How PyTorch and NumPy say how much they asked for: "you tried to allocate 4000000000000 bytes", "Tried to allocate
 # 20.00 GiB", "Unable to allocate 7.28 TiB for an array".
 _ALLOCATED = re.compile(r"(?:tried|Tried|Unable) to allocate ([\d.]+) (bytes|[KMGTPE]iB)")
@@ -147,11 +158,15 @@ def explained(error: BaseException) -> str:
 
     With --traceback the traceback follows, of the process in which the error was raised."""
     has_sentence = isinstance(error, UserError | RunFailed | EnvError | KeyboardInterrupt)
-    said = str(error) if has_sentence else refused(error) or without_memory(error) or told(error)
+    said = str(error) if has_sentence else _refusal(error) or told(error)
     if tracebacks_shown():
         carried = "\nTraceback" in said  # it comes from another process
         return said if carried else f"{said}\n{''.join(traceback.format_exception(_whole(error))).rstrip()}"
     return said if has_sentence or refused(error) is not None else f"{said}; {TRACEBACK} shows where it came from"
+
+
+def _refusal(error: BaseException) -> str | None:
+    return refused(error) or without_memory(error) or without_threads(error)
 
 
 def _whole(error: BaseException) -> BaseException:
@@ -166,6 +181,12 @@ def _whole(error: BaseException) -> BaseException:
 class Notice(UserWarning):
     """Something that a user should know but that does not end the run. The command prints it without the line of code
     that issued the warning."""
+
+
+def show_notices() -> None:
+    """Lets this process print notices also where PYTHONWARNINGS hides warnings or makes errors of them. A checkpoint
+    that a full disk left out would end the run otherwise."""
+    warnings.filterwarnings("default", category=Notice)
 
 
 def check_name(name: object, what: str) -> str:

@@ -17,16 +17,18 @@ import os
 import selectors
 import signal
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 from rlrun.core.awake import awake, patiently
-from rlrun.core.errors import Diverged, Notice, ProcessLost, RunFailed, explained
+from rlrun.core.errors import Diverged, Notice, ProcessLost, RunFailed, UserError, explained, show_notices
 from rlrun.core.outputs import go_on_unread
 from rlrun.core.pulse import Limits
 from rlrun.core.variables import variables
@@ -35,6 +37,8 @@ from rlrun.machine.memory import keep_freed
 FORKS = sys.platform == "linux"  # the fork server; elsewhere every worker is spawned and imports for itself
 CONTEXT: Any = multiprocessing.get_context("forkserver" if FORKS else "spawn")
 KILLED_SEC = 60.0  # time that a killed process may take to end, which one that fills the memory needs
+# Bytes of the path of a folder in which the sockets of multiprocessing fit, which the system allows 107 bytes.
+LONGEST_TEMP = 70
 START_SEC = 120.0  # time that a process may take to start, unless start_within() says otherwise
 # Signals that workers ignore. Ctrl-C, schedulers and a closed terminal send them to the whole process group, but only
 # the run's own process decides what happens.
@@ -138,6 +142,7 @@ def _bootstrap(
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, DECIDED)
     go_on_unread()
+    show_notices()
     keep_freed()
     import numpy as np
     import torch
@@ -181,10 +186,57 @@ def _kept_from_signals():
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def _choose_socket_folder() -> None:
+    """Lets multiprocessing keep its sockets in another folder than that for temporary files, where the path of that one
+    is too long, as it may be in a job of a cluster, or where there is none, as in a container that may only be read.
+
+    Raises UserError where there is no other one."""
+    try:
+        if len(os.fsencode(tempfile.gettempdir())) <= LONGEST_TEMP:
+            return
+    except FileNotFoundError:
+        pass
+    folder = next((one for one in ("/tmp", "/dev/shm") if os.access(one, os.W_OK | os.X_OK)), None)
+    if folder is None:
+        raise UserError(
+            f"a run keeps sockets in the folder for temporary files, and there is none with a path of at most"
+            f" {LONGEST_TEMP} bytes that can be written: set TMPDIR to one"
+        )
+    before, tempfile.tempdir = tempfile.tempdir, folder
+    try:
+        util.get_temp_dir()  # makes a folder there for all sockets of this process, unless it has one
+    finally:
+        tempfile.tempdir = before
+
+
+def main_script() -> str | None:
+    """The path of this program's script, which new processes import too. None for a program that is no file, as in a
+    notebook or in `python - < FILE`, whose path Python calls <stdin>, and for one whose file is gone."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    there = file is not None and Path(multiprocessing.process.ORIGINAL_DIR or "", file).is_file()  # type: ignore[attr-defined]
+    return file if there else None
+
+
+@contextmanager
+def _without_lost_script() -> Iterator[None]:
+    """Keeps processes that start meanwhile from importing a script that is no file."""
+    main = sys.modules.get("__main__")
+    file = getattr(main, "__file__", None)
+    if file is None or main_script() is not None:
+        yield
+        return
+    del main.__file__  # type: ignore[union-attr]
+    try:
+        yield
+    finally:
+        main.__file__ = file  # type: ignore[union-attr]
+
+
 def _start_server() -> None:
     """Starts the fork server, unless it runs already."""
     if not FORKS:
         return
+    _choose_socket_folder()
     # As learners need it; the fork server itself never touches a GPU. Nothing is imported from the current folder.
     with _child_environment(gpu=True, more={"PYTHONSAFEPATH": "1"}):
         forkserver.set_forkserver_preload(["rlrun.dataflow.preload"])
@@ -221,7 +273,7 @@ class Worker:
         try:
             with _kept_from_signals():
                 _start_server()
-                with _child_environment(gpu=learner):
+                with _child_environment(gpu=learner), _without_lost_script():
                     told = (target, child, dict(os.environ), args, _Carried.functions)
                     self.process = CONTEXT.Process(target=_bootstrap, args=told, name=name, daemon=not learner)
                     self.process.start()

@@ -29,6 +29,7 @@ from rlrun.core.run_lock import held
 LOCK_SEC = 300.0  # on a busy machine, another run may take a minute to create the store
 BESIDE = ("-journal", "-wal", "-shm")  # ends of the names of the files that SQLite keeps beside a store
 LOCK, FILES = ".mlflow.lock", "mlartifacts"  # what is beside the store in a runs' root
+URI_VARIABLE = "MLFLOW_TRACKING_URI"
 LONGEST_NAME = 250  # characters of the name of a metric or parameter
 STATUS = {"COMPLETED": "FINISHED", "STOPPED": "FINISHED", "INTERRUPTED": "KILLED", "FAILED": "FAILED"}
 
@@ -95,7 +96,10 @@ def make_root(uri: str | None, root: str | Path) -> None:
     try:
         Path(root).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"runs_root={root}: {error.strerror}; MLflow's store would be there") from None
+        raise UserError(
+            f"runs_root={root}: {error.strerror}; runs and MLflow's store would be there, and runs_root=DIR names"
+            " another folder"
+        ) from None
 
 
 def store_root(saved: str | Path, folder: Path) -> Path:
@@ -107,6 +111,18 @@ def store_root(saved: str | Path, folder: Path) -> Path:
         return Path(saved)
     above = list(folder.resolve().parents)
     return next((one for one in above if (one / "mlflow.db").is_file()), above[0])
+
+
+def other_address(uri: str | None) -> str | None:
+    """Returns a note where MLflow's own variable names a store that is not the one in the runs' root. A run does not
+    read it, because a resume with another environment would look for its rows elsewhere. uri: as in the config."""
+    theirs = os.environ.get(URI_VARIABLE, "").strip()
+    if uri is not None or not theirs:
+        return None
+    return (
+        f"MLflow's rows go to the store in runs_root, because rlrun does not read {URI_VARIABLE};"
+        f" logger.mlflow.uri={masked(theirs)} sends them there"
+    )
 
 
 def has_become(known: str | None, uri: str) -> bool:

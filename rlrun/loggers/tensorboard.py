@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+WRITER = "_AsyncWriterThread"  # TensorBoard's thread, which raises where the disk is full or the folder is gone
+
+
+def _say_errors_once() -> None:
+    """Keeps Python from printing a traceback when TensorBoard's thread fails. Its next caller gets the error, too."""
+    before = threading.excepthook
+    if getattr(before, "says_once", False):
+        return
+
+    def other_errors(args: Any) -> None:
+        if type(args.thread).__name__ != WRITER:
+            before(args)
+
+    other_errors.says_once = True  # type: ignore[attr-defined]
+    threading.excepthook = other_errors
 
 
 class TensorBoard:
@@ -14,6 +31,7 @@ class TensorBoard:
         """resume_at: env steps of the restored checkpoint. again: its rows, if others of the same step are hidden."""
         from torch.utils.tensorboard import SummaryWriter
 
+        _say_errors_once()
         # purge_step hides what a killed run logged after its last checkpoint, so that curves do not jump back.
         first = None if resume_at is None else resume_at + (again is None)
         self.writer = SummaryWriter(str(directory), purge_step=first)

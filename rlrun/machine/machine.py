@@ -136,10 +136,12 @@ def memory_share() -> int:
 
 
 def free_shared() -> int:
-    """Bytes of shared memory that are free (containers often have 64 MB of it). Linux has none without /dev/shm; other
-    systems need no such folder."""
+    """Bytes of shared memory that are free (containers often have 64 MB of it). Linux has none without a /dev/shm that
+    this process may write; other systems need no such folder."""
     try:
         stat = os.statvfs("/dev/shm")
     except OSError:
         return 0 if sys.platform == "linux" else free_memory()
+    if not os.access("/dev/shm", os.W_OK | os.X_OK):
+        return 0
     return stat.f_bavail * stat.f_frsize

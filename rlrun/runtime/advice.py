@@ -21,6 +21,7 @@ from rlrun.core.watchdog import watched
 from rlrun.envs.agent_games import AgentsConfig, own_limit
 from rlrun.envs.gym import SingleConfig, make_one
 from rlrun.families.bandits import BanditConfig
+from rlrun.loggers.mlflow import other_address
 from rlrun.models.world_model import OwnNetworks, WorldModelConfig
 from rlrun.runtime.plan import Plan
 
@@ -33,6 +34,7 @@ def notes(plan: Plan) -> list[str]:
         _on_observations(plan),
         _on_endless_games(plan),
         _on_single_steps(plan),
+        _on_mlflow(plan),
         *(plan.data.notes if plan.data is not None else []),
     ]
     if plan.replay is not None:
@@ -55,6 +57,11 @@ def _on_endless_games(plan: Plan) -> str | None:
         f"rlrun knows of nothing that limits the length of a game of {spec.name}, and evaluations play games to their"
         f" ends, however late these come; {spec.limit_option}=N is a limit"
     )
+
+
+def _on_mlflow(plan: Plan) -> str | None:
+    mlflow = plan.config.run.logger.get("mlflow") or {}
+    return other_address(mlflow["uri"]) if mlflow.get("enabled") else None
 
 
 def _on_single_steps(plan: Plan) -> str | None:

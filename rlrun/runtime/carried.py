@@ -53,12 +53,15 @@ def to_carry(env: str | None) -> list[Callable[[], None]]:
     spec = None if env is None else registered_here(env)
     if spec is None:
         return []
+    from rlrun.dataflow.workers import main_script
+
     entry = spec.entry_point
     module = entry.partition(":")[0] if isinstance(entry, str) else getattr(entry, "__module__", None)
-    if module == "__main__" and getattr(sys.modules["__main__"], "__file__", None) is None:
+    if module == "__main__" and main_script() is None:
         raise UserError(
-            f"env={env} is made by {getattr(entry, '__qualname__', entry)}, which is defined in this notebook, where"
-            ' other processes cannot find it: write it to a file, such as my_envs.py, and use env="my_envs:MyEnv"'
+            f"env={env} is made by {getattr(entry, '__qualname__', entry)}, which is defined in this notebook or"
+            " on standard input, where other processes cannot find it: write it to a file, such as my_envs.py, and use"
+            ' env="my_envs:MyEnv"'
         )
     if not isinstance(entry, str) and "<" in getattr(entry, "__qualname__", "<"):
         raise UserError(

@@ -63,7 +63,12 @@ def writing(folder: Path) -> Iterator[None]:
 @contextmanager
 def staged(folder: Path) -> Iterator[Path]:
     """A folder inside `folder`, in which files are made before they are known to be right; it is removed afterwards.
-    Raises UserError if `folder` cannot be written."""
+    Raises UserError if `folder` cannot be written, or has a name that PyTorch's files cannot have."""
+    try:
+        str(folder.absolute()).encode()
+    except UnicodeEncodeError:  # PyTorch would abort this process
+        shown = str(folder.absolute()).encode(errors="replace").decode()
+        raise UserError(f"PyTorch cannot write to {shown}, whose name is no UTF-8: rename that folder") from None
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         made = tempfile.TemporaryDirectory(prefix=".export-", dir=folder)

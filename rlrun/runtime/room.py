@@ -4,6 +4,8 @@ memory is written. A container often has 64 MB of shared memory."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import resource
 
 from rlrun.core.batch import layout_bytes
@@ -99,8 +101,14 @@ def _check_shared(parts: dict[str, int], free: int) -> None:
         "the noise table": "a smaller algo.noise_size",
         "noise tables": "a smaller algo.noise_size",
     }[max(parts, key=lambda name: parts[name])]
+    needs = f"this run needs {needed / 1e6:.1f} MB of shared memory ({each})"
+    if os.path.isdir("/dev/shm") and not os.access("/dev/shm", os.W_OK | os.X_OK):
+        raise UserError(
+            f"{needs}, and this user may not write to /dev/shm: make it writable (mount -o remount,rw,mode=1777"
+            " /dev/shm), or run all in one process with resources.inference=serial"
+        )
     raise UserError(
-        f"this run needs {needed / 1e6:.1f} MB of shared memory ({each}), and {free / 1e6:.1f} MB of /dev/shm are free:"
+        f"{needs}, and {free / 1e6:.1f} MB of /dev/shm are free:"
         f" start the container with --shm-size={max(1, round(2 * needed / 2**20))}m or more, or take {fewer}"
     )
 
@@ -128,9 +136,15 @@ def processes_of(plan: Plan) -> dict[str, int]:
 
 
 def check_processes(plan: Plan, cores: int) -> None:
-    """Raises UserError if the run would start far more processes than there are cores.
+    """Raises UserError if the run would start far more processes than there are cores, or if it may start none.
 
-    They would take memory and turns from each other, and a mistyped number could stop the whole machine."""
+    They would take memory and turns from each other, and a mistyped number could stop the whole machine. Python lets no
+    daemon process start others, such as one of multiprocessing.Pool."""
+    if processes_of(plan) and multiprocessing.current_process().daemon:
+        raise UserError(
+            "this run starts processes, and Python forbids that in a process of multiprocessing.Pool: use"
+            " concurrent.futures.ProcessPoolExecutor or rlrun.sweep, or resources.inference=serial with eval.workers=0"
+        )
     parts, most = processes_of(plan), plan.config.run.resources.max_processes_per_core
     count = sum(parts.values())
     if count <= most * cores:

@@ -211,15 +211,26 @@ def test_suggestions_are_options_that_the_chosen_algorithm_has():
     assert {"algo.target_tau", "algo.vtrace", "replay.capacity", "model.memory.size", "env_steps"} <= set(known_keys())
 
 
-def test_notices_are_printed_without_the_line_that_said_them(tmp_path):
+@pytest.mark.parametrize("filtered", ["default", "error", "ignore"])
+def test_notices_are_printed_without_the_line_that_said_them(tmp_path, filtered):
     script = (
         "import sys, warnings, rlrun.cli as cli; from rlrun.core.errors import Notice; sys.argv = ['rlrun', '--version']\n"
         "try: cli.main()\nexcept SystemExit: pass\nwarnings.warn('ours', Notice); warnings.warn('theirs')"
     )
     said = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path
-    ).stderr.splitlines()
-    assert said[0] == "warning: ours" and said[1].endswith("UserWarning: theirs")
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path,
+        env=os.environ | {"PYTHONWARNINGS": filtered},
+    ).stderr.splitlines()  # fmt: skip
+    assert said[0] == "warning: ours" and (filtered == "ignore" or said[-1].endswith("UserWarning: theirs"))
+
+
+def test_a_file_of_the_current_folder_does_not_take_the_place_of_pythons(tmp_path):
+    here = tmp_path / "mine"
+    here.mkdir()
+    for name in ("random", "numpy", "torch"):
+        (here / f"{name}.py").write_text(f"raise SystemExit('{name}')")
+    done = subprocess.run([sys.executable, "-m", "rlrun", "list", "algos"], cwd=here, capture_output=True, text=True)
+    assert done.stdout.startswith("a2c"), done.stderr
 
 
 def test_names_of_other_libraries_lead_to_options_that_exist():

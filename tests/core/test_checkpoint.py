@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from rlrun.core.checkpoint import Checkpoints
+from rlrun.core.checkpoint import Checkpoints, write_atomically
 from rlrun.core.errors import Notice, ProcessLost, UserError
 
 
@@ -199,6 +199,23 @@ def test_a_run_goes_on_where_old_checkpoints_cannot_be_removed(tmp_path, monkeyp
     monkeypatch.undo()
     checkpoints.save(30, tensors, {"env_steps": 30, "updates": 1}, best=False)
     assert checkpoints.names() == ["000000000030"], "the next one tries again"
+
+
+def test_a_run_directory_that_was_renamed_can_be_given_back_its_name(tmp_path):
+    (tmp_path / "run").mkdir()
+    checkpoints, tensors = Checkpoints(tmp_path / "run" / "checkpoints", 3), {"policy": {"weight": torch.ones(3)}}
+    (tmp_path / "run").rename(tmp_path / "other")
+    with pytest.warns(Notice, match="run is gone; if it has another name now, give it back its old one at once"):
+        assert checkpoints.save(10, tensors, {"env_steps": 10, "updates": 1}, best=False) is None
+    (tmp_path / "other").rename(tmp_path / "run")
+    assert checkpoints.save(20, tensors, {"env_steps": 20, "updates": 1}, best=False) is not None
+
+
+def test_a_path_that_is_no_utf_8_can_be_written(tmp_path):
+    """As into a report of runs in a folder whose name is in Latin-1."""
+    name = os.fsdecode(b"l\xe4ufe")
+    write_atomically(tmp_path / "report.html", f"<p>{name}</p>")
+    assert (tmp_path / "report.html").read_bytes() == b"<p>l\xe4ufe</p>"
 
 
 def refuse_all_but_unfinished(path, ignore_errors=False):

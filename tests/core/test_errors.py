@@ -102,3 +102,9 @@ def test_a_gpus_memory_is_named():
     error = torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has a total of 79 GiB.")
     assert explained(error).startswith("the GPU has not enough memory for the 20 GiB that were asked for: make")
     assert without_memory(RuntimeError("CUDA error: device-side assert triggered")) is None
+
+
+def test_a_refused_thread_says_which_limit_it_is():
+    said = explained(RuntimeError("can't start new thread"))
+    assert said.startswith("no more threads and processes are allowed here: raise the limit (ulimit -u")
+    assert "allowed here" not in explained(RuntimeError("another"))

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from multiprocessing import forkserver
@@ -268,3 +269,30 @@ def test_a_connection_of_the_users_code_that_breaks_is_an_error_like_another(err
             workers.receive(60.0)
     finally:
         workers.stop()
+
+
+LATE = """
+import rlrun
+policy = rlrun.train({"name": "pg", "fragment_length": 5, "batch_size": 10}, "CartPole-v1", env_steps=20,
+    run_dir=RUN, logger=[], model={"hidden": (8,)}, quiet=True, resources={"inference": "local", "num_samplers": 1})
+print(policy.summary["status"], __file__)
+"""
+
+
+@pytest.mark.skipif(not FORKS, reason="there is no fork server")
+def test_processes_start_for_a_program_on_standard_input_whose_temporary_folder_has_a_long_path(tmp_path):
+    """New processes could not import <stdin>, nor could the system hold a socket below such a path."""
+    long = tmp_path / ("long" * 30)
+    long.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-"], input=f"RUN = {str(tmp_path / 'run')!r}\n{LATE}", capture_output=True, text=True,
+        timeout=120, env=os.environ | {"TMPDIR": str(long)}, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.stdout.split() == ["COMPLETED", "<stdin>"], done.stderr
+
+
+def test_without_a_folder_for_sockets_nothing_starts(monkeypatch):
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: "/long" * 30)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(UserError, match="set TMPDIR to one"):
+        Workers().start("sampler-0", ready, ())

@@ -2,6 +2,8 @@
 
 import errno
 import json
+import multiprocessing
+import os
 import resource
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +20,7 @@ from rlrun.core.schedule import Clock
 from rlrun.dataflow.shared import SharedLearner
 from rlrun.dataflow.weights import WeightBus
 from rlrun.loggers.jsonl import Jsonl, Moment, read
-from rlrun.machine.machine import measured
+from rlrun.machine.machine import free_shared, measured
 from rlrun.runtime.plan import plan
 from rlrun.runtime.preflight import preflight
 from rlrun.runtime.room import REST, allow_files, check_processes, check_shared, shared_parts
@@ -87,6 +89,22 @@ def test_a_missing_dev_shm_is_a_problem(tmp_path):
     (problem,) = show_shared_memory(tmp_path / "shm")
     assert problem.startswith("there is no /dev/shm, so that only runs in one process work")
     assert show_shared_memory() != [problem], "this machine has one"
+
+
+def test_a_dev_shm_that_may_only_be_read_is_a_problem(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: os.fspath(path) not in ("/dev/shm", str(tmp_path)))
+    (problem,) = show_shared_memory(tmp_path)
+    assert problem.startswith(f"this user may not write to {tmp_path}") and free_shared() == 0
+    with pytest.raises(UserError, match="may not write to /dev/shm: make it writable"):
+        check_shared(planned(*LOCAL), free_shared())
+
+
+def test_a_process_that_may_start_none_is_told_so(monkeypatch):
+    """Python would raise an AssertionError when the first sampler starts, after the run directory has been made."""
+    monkeypatch.setattr(type(multiprocessing.current_process()), "daemon", True)
+    with pytest.raises(UserError, match=r"in a process of multiprocessing\.Pool: use concurrent\.futures"):
+        check_processes(planned(*LOCAL), 2)
+    check_processes(planned(*LOCAL, "resources.inference=serial", "resources.num_samplers=auto"), 2)
 
 
 CROWDS = {

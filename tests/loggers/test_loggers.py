@@ -446,3 +446,27 @@ def test_lines_above_the_live_view_end_between_words_on_a_terminal(capsys, monke
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) > 3 and max(map(len, lines)) < 60 and " ".join(line.strip() for line in lines) == text
     assert [line[:4].isspace() for line in lines] == [False] + [True] * (len(lines) - 1)
+
+
+def test_a_folder_that_is_gone_is_said_once_and_without_a_traceback(tmp_path, capsys, monkeypatch):
+    """As is a full disk. TensorBoard writes in a thread of its own, and Python would print its traceback."""
+    from rlrun.loggers.tensorboard import TensorBoard
+
+    said, after = [], threading.excepthook
+    monkeypatch.setattr(threading, "excepthook", lambda args: said.append(args.exc_value))
+    folder = tmp_path / "run"
+    folder.mkdir()
+    sinks = Sinks([], {"tensorboard": lambda: TensorBoard(folder, None)})
+    end = time.monotonic() + 60
+    while not any(file.stat().st_size for file in folder.iterdir()) and time.monotonic() < end:
+        time.sleep(0.05)
+    folder.rename(tmp_path / "other")
+    for steps in range(4):
+        sinks.log({"env_steps": steps, "learn/lr": 1.0})
+        time.sleep(0.1)
+    sinks.close("COMPLETED", {})
+    other = threading.Thread(target=lambda: 1 / 0)
+    other.start()
+    other.join()
+    assert [type(error) for error in said] == [ZeroDivisionError] and threading.excepthook is not after
+    assert capsys.readouterr().err.count("this logger is left out from now on") == 1

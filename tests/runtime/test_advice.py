@@ -63,3 +63,17 @@ def test_pixels_get_the_note_where_no_convolutions_divide_them(typed, words):
     told = notes(checked(typed("algo=dqn", "env=tests/Picture-v0", "logger=[]", *words)))
     about = [note for note in told if note.startswith("observations of tests/Picture-v0 reach 200")]
     assert len(about) == len(words) and all(note.endswith(FILTER) for note in about)
+
+
+def test_a_store_that_only_mlflow_s_own_variable_names_has_a_note(typed, monkeypatch):
+    """Rows would go elsewhere than the user thinks, without a word."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:secret@server:5000")
+
+    def noted(*words):
+        return [n for n in notes(checked(typed("algo=ppo", "env=CartPole-v1", *words))) if "MLFLOW_TRACKING_URI" in n]
+
+    (note,) = noted("logger=[mlflow]")
+    assert "logger.mlflow.uri=http://" in note and "secret" not in note
+    assert noted("logger=[mlflow]", "logger.mlflow.uri=http://server:5000") == noted("logger=[]") == []
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert noted("logger=[mlflow]") == []

@@ -19,6 +19,7 @@ from rlrun.core.policy import Policy
 from rlrun.core.schedule import Clock
 from rlrun.models.noisy import NoisyLinear
 from rlrun.runtime.export import describe, observed, parity, rows_of, write
+from rlrun.runtime.export_files import staged
 from rlrun.runtime.exported_policy import Exported, example, parts_of, program
 from rlrun.runtime.trained import Trained
 
@@ -427,3 +428,10 @@ def test_the_onnx_file_s_names_and_recipe_are_those_that_are_told(case, tmp_path
     got = list(names["actions"].values()) if "actions" in names else taken[0]
     assert got == pytest.approx(own[0] if case != "qmix" else own.reshape(-1), abs=1e-5)
     assert names["state"].keys() == {f"state_{name}" for name in trained.policy.core_spec()}
+
+
+def test_a_folder_whose_name_is_no_utf_8_is_refused(tmp_path):
+    """PyTorch would abort the process."""
+    with pytest.raises(UserError, match="whose name is no UTF-8: rename that folder"), staged(tmp_path / "l\udce4ufe"):
+        pass
+    assert not list(tmp_path.iterdir())
