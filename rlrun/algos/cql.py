@@ -97,6 +97,9 @@ class CQL(sac.SAC):
             same["alpha_prime"] = self.alpha_prime
             self.learn_alpha_prime(critic_shares["gap"])
             steps["alpha_prime"] = self.alpha_prime_optimizer.apply(clock)
+            # Where the bound is on alpha' alone, its logarithm has no gradient beyond it and never comes back.
+            with torch.no_grad():
+                self.log_alpha_prime.clamp_(max=math.log(self.LARGEST))
         return Update(self.report(shares, step_metrics(**steps), same), {"priority": rows.priority(size)})
 
     def learn_critics(self, rows: Transitions, alpha: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -176,6 +179,6 @@ class CQL(sac.SAC):
         """Differentiates the loss of log alpha'. gap [] is this learner's share of the mean gap of the critics."""
         assert self.log_alpha_prime is not None
         critics, threshold = self.critic.count, self.part(self.cfg.lagrangian_threshold)
-        factor = self.log_alpha_prime.exp().clamp(max=self.LARGEST)
+        factor = self.log_alpha_prime.exp()  # learn() keeps it at most LARGEST
         # Half the sum over critics, as in the authors' code.
         self.alpha_prime_optimizer.differentiate(-factor * 0.5 * critics * (self.cfg.min_q_weight * gap - threshold))

@@ -24,7 +24,7 @@ from rlrun.core.conditions import OnlyWith
 from rlrun.core.ranges import NotNegative
 from rlrun.core.schedule import Clock
 from rlrun.core.specs import EnvSpec
-from rlrun.families.actor_critic import ActorCriticConfig
+from rlrun.families.actor_critic import ActorCriticConfig, check_normalized
 from rlrun.models.model import Model
 from rlrun.ops.returns import gae
 from rlrun.ops.transforms import clip_reward
@@ -61,6 +61,8 @@ class PG(Algorithm):
     def __init__(self, policy: DistributionPolicy, spec: EnvSpec, cfg: Config, ctx: LearnerContext):
         super().__init__(policy, spec, cfg, ctx)
         policy.need_probabilities()
+        if cfg.normalize_advantage:
+            check_normalized(cfg.batch_size * spec.columns_per_env, "batch_size")
         self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
 
     @recorded

@@ -33,7 +33,7 @@ from rlrun.core.metrics import Means
 from rlrun.core.ranges import Count, NotNegative, Positive, Range, Share
 from rlrun.core.schedule import Clock, Schedule
 from rlrun.core.specs import EnvSpec
-from rlrun.families.actor_critic import ActorCriticConfig
+from rlrun.families.actor_critic import ActorCriticConfig, check_normalized
 from rlrun.models.model import Model
 from rlrun.models.normalizer import RewardScale, ValueScale
 from rlrun.ops.distributions import Distribution
@@ -117,6 +117,9 @@ class PPO(Algorithm):
             )
         # Rows of a minibatch on this learner: those of all agents at so many env steps.
         self.minibatch = self.share(cfg.minibatch_size) * spec.columns_per_env
+        if cfg.normalize_advantage != "none":
+            option = "minibatch_size" if cfg.normalize_advantage == "minibatch" else "batch_size"
+            check_normalized(getattr(cfg, option) * spec.columns_per_env, option)
         self.optimizer = ctx.optimizer(policy.parameters(), cfg.optimizer, cfg.lr, cfg.max_grad_norm)
         if cfg.lr_kl_target is not None:
             self.optimizer.scale_on_device()

@@ -92,7 +92,8 @@ class SAC(Algorithm):
         self.critic = Critics(spec, ctx.model, cfg.critic, 2 if cfg.twin_q else 1).to(ctx.device)
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
         self.critic_following = Follower(self.target_critic, self.critic)
-        self.temperature = Temperature(spec.action, cfg.initial_alpha, cfg.target_entropy, ctx.device)
+        alpha = cfg.initial_alpha, cfg.target_entropy
+        self.temperature = Temperature(spec.action, *alpha, ctx.device, policy.kind)
         self.log_alpha = self.temperature.log_alpha
         self.critic_optimizer = ctx.optimizer(self.critic.parameters(), cfg.optimizer, cfg.critic_lr, cfg.max_grad_norm)
         self.actor_optimizer = ctx.optimizer(policy.net.parameters(), cfg.optimizer, cfg.actor_lr, cfg.max_grad_norm)

@@ -49,7 +49,10 @@ def explained_variance(target: Tensor, value: Tensor, valid: Tensor, ranks: Rank
     1 is a perfect prediction; 0 is no better than a constant.
     """
     _, variance = masked_moments(torch.stack([target - value, target]), valid, ranks)
-    return 1.0 - variance[0] / variance[1].clamp(min=1e-8)
+    # Targets that are all alike would give -inf. Where the errors are as small as the bound, it shrinks with them: the
+    # returns of tiny rewards would otherwise look as if they were predicted perfectly.
+    smallest = variance[0].clamp(min=1e-30, max=1e-8)
+    return 1.0 - variance[0] / torch.maximum(variance[1], smallest)
 
 
 def masked_normalize(x: Tensor, valid: Tensor, ranks: Ranks = ALONE) -> Tensor:

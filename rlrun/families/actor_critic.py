@@ -39,6 +39,15 @@ class ActorCriticConfig(ActingConfig):
             )
 
 
+def check_normalized(rows: int, option: str) -> None:
+    """Raises ValueError if advantages are normalised over a single row, where their mean is the advantage itself: it
+    becomes 0, and the policy learns nothing. rows: those of all learners. option: what sets their number."""
+    if rows == 1:
+        raise ValueError(
+            f"{option} 1 is one row, whose advantage normalize_advantage makes 0: the policy would learn nothing"
+        )
+
+
 def optimizers(
     policy: DistributionPolicy, cfg: ActorCriticConfig, value_lr: Schedule | None, ctx: LearnerContext
 ) -> tuple[Optimizer, Optimizer | None]:

@@ -18,6 +18,7 @@ from rlrun.core.batch import Batch
 from rlrun.core.conditions import EXPERIENCE, FIRST_PRIORITIES, PACED, OnlyFor, OnlyWith
 from rlrun.core.errors import UserError
 from rlrun.core.optimizer import OptimizerConfig
+from rlrun.core.plugins import is_path
 from rlrun.core.ranges import Count, NotNegative, Positive, PositiveShare, Share
 from rlrun.core.schedule import Schedule
 from rlrun.core.specs import Box, Space
@@ -267,16 +268,29 @@ class Temperature:
     checkpoints contain it."""
 
     def __init__(
-        self, space: Space, initial_alpha: float, target_entropy: Literal["auto"] | float, device: torch.device
+        self,
+        space: Space,
+        initial_alpha: float,
+        target_entropy: Literal["auto"] | float,
+        device: torch.device,
+        kind: str = "",
     ):
         """target_entropy auto stands for -D or 0.98 log A.
 
         -D is for D continuous actions (Haarnoja et al. 2018, table 1), 0.98 log A for A discrete actions (Christodoulou
-        2019, arXiv:1910.07207, section 5)."""
+        2019, arXiv:1910.07207, section 5). kind: model.action_distribution; a user's own may draw actions beyond the
+        bounds. Raises ValueError for a target that no distribution over A actions, or within the bounds of D, can have:
+        alpha would grow with every update, until it is infinite."""
         self.log_alpha = nn.Parameter(torch.tensor(initial_alpha, device=device).log())
         self.automatic = target_entropy == "auto"
         if target_entropy != "auto":
             self.target_entropy = float(target_entropy)
+            most = space.size * math.log(2.0) if isinstance(space, Box) else math.log(space.n)  # type: ignore[union-attr]
+            if self.target_entropy > most and not is_path(kind):
+                raise ValueError(
+                    f"target_entropy {self.target_entropy:g} cannot be reached: the largest entropy, that of uniform"
+                    f" actions, is {most:.3g} here"
+                )
         else:
             self.target_entropy = -float(space.size) if isinstance(space, Box) else 0.98 * math.log(space.n)  # type: ignore[union-attr]
 

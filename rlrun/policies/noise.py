@@ -11,6 +11,9 @@ from rlrun.core.batch import Batch
 from rlrun.models.per_column import PerColumn
 
 ADAPTATION = 1.01  # factor of parameter noise's deviation per episode (Plappert et al. 2018, appendix C)
+# Bounds on that deviation. Where no noise moves a policy as far as it should, 9,000 episodes would make it infinite,
+# and actions NaN; where none moves it so little, it would in the end be 0 for good.
+LEAST_DEVIATION, LARGEST_DEVIATION = 1e-6, 1e3
 
 
 def ladder(highest: float | Tensor, lowest: float | None, place: Tensor | None) -> float | Tensor:
@@ -54,7 +57,8 @@ class NoisyEpisodes:
 
         distance computes an episode's distance [B] from the mean over its rows of the `moved` that note() received."""
         far = distance(state["moved"] / state["rows"].clamp(min=1))
-        adapted = state["deviation"] * torch.where(far < near, ADAPTATION, 1 / ADAPTATION)
+        low, high = min(LEAST_DEVIATION, self.std), max(LARGEST_DEVIATION, self.std)
+        adapted = (state["deviation"] * torch.where(far < near, ADAPTATION, 1 / ADAPTATION)).clamp(low, high)
         deviation = torch.where(is_first & (state["rows"] > 0), adapted, state["deviation"])
         # A user may begin to explore in the middle of an episode, in which there is no noise yet.
         noise, begins = state["noise"], (is_first | (state["rows"] == 0)).nonzero().squeeze(1)

@@ -643,3 +643,10 @@ def test_smaller_batches_come_from_a_prioritized_replay_too(typed):
     (batch,) = batches(wiring, sampler, 1)
     writes = made.update(batch, Clock()).writes
     assert writes["priority"].shape == (20,) and (writes["priority"] >= 0).all()
+
+
+@pytest.mark.parametrize("algo, env, entropy", [("sac", "CartPole-v1", 0.7), ("sac", "Pendulum-v1", 0.7), ("tqc", "Pendulum-v1", 2.0)])
+def test_an_entropy_that_no_policy_can_have_is_no_target(typed, algo, env, entropy):
+    with pytest.raises((UserError, ValueError), match=f"target_entropy {entropy:g} cannot be reached: .* is 0.693 here"):
+        algorithm(typed, algo, f"algo.target_entropy={entropy}", env=env)
+    assert algorithm(typed, algo, "algo.target_entropy=0.69", env=env).temperature.target_entropy == 0.69

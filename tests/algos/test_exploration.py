@@ -19,6 +19,7 @@ from rlrun.core.specs import Box, Discrete, MultiBinary, MultiDiscrete, Nested
 from rlrun.models.model import Seen
 from rlrun.ops.distributions import Categorical
 from rlrun.policies.exploration import uniform, uniform_log_prob
+from rlrun.policies.noise import NoisyEpisodes
 from rlrun.runtime.rundir import checkpoints_of
 
 EXAMPLE = Path(__file__).parents[1] / "example"
@@ -257,3 +258,19 @@ def test_a_temperature_without_choices_is_refused(typed, words, said):
     env = [] if any(word.startswith("env=") for word in words) else ["env=CartPole-v1"]
     with pytest.raises(UserError, match=said):
         Wired(typed(*env, *words, "resources=debug", "model.temperature=2"))
+
+
+@pytest.mark.parametrize("near, said", [(math.inf, 1e3), (0.0, 1e-6)])
+def test_parameter_noise_stays_finite_and_above_0_however_long_it_is_adapted(near, said):
+    class Net(torch.nn.Linear):
+        def forward(self, obs, is_first, state):
+            return torch.tanh(super().forward(obs["observation"])), state
+
+    episodes, first, obs = NoisyEpisodes(Net(2, 1), 0.2), torch.ones(1, dtype=torch.bool), Batch(observation=torch.ones(1, 2))
+    state, rng = Batch(episodes.state(1, torch.device("cpu"))), torch.Generator().manual_seed(0)
+    for _ in range(12_000):
+        _, deviation = episodes.begin(state.replace(rows=torch.ones(1)), first, near, torch.sqrt, rng)
+        state = state.replace(deviation=deviation)
+    assert float(deviation) == pytest.approx(said)
+    noise, deviation = episodes.begin(state, first, near, torch.sqrt, rng)
+    assert episodes.outputs(obs, first, noise * deviation.unsqueeze(1)).isfinite().all()

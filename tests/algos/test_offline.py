@@ -466,6 +466,15 @@ def test_a_wide_gap_raises_the_penalty_and_a_narrow_one_lowers_it():
         assert (made.alpha_prime > 1) == rises and made.alpha_prime != 1
 
 
+def test_the_penalty_comes_back_from_its_largest_weight():
+    made = algorithm("cql", *NETS, "algo.lagrangian=true", "algo.lagrangian_threshold=50", "algo.critic_lr=0.01")
+    made.log_alpha_prime.data.fill_(200.0)  # its exponential is infinite
+    made.update(transitions(), Clock())
+    for number in range(5):
+        assert float(made.update(transitions(), Clock(0, number)).metrics["alpha_prime_grad_norm"]) > 0
+    assert float(made.alpha_prime) < 0.97 * made.LARGEST
+
+
 def test_cql_clones_the_data_first(monkeypatch):
     made, batch = algorithm("cql", *NETS, "algo.bc_iters=2", "algo.initial_alpha=0.3"), transitions()
     losses = Losses(monkeypatch)

@@ -46,3 +46,12 @@ def test_without_a_live_row_everything_is_0(rows):
     nobody = torch.zeros_like(valid)
     assert float(masked_mean(target, nobody)) == 0 and (masked_normalize(target, nobody) == 0).all()
     assert [float(x) for x in masked_moments(target[None], nobody)] == [0, 0]
+
+
+def test_returns_of_tiny_rewards_do_not_look_as_if_they_were_predicted(rows):
+    target, value, valid, _ = rows
+    assert float(explained_variance(target * 1e-7, value * 1e-7, valid)) <= 1e-5
+    assert float(explained_variance(target * 1e-7, torch.zeros_like(value), valid)) == pytest.approx(0, abs=1e-5)
+    assert float(explained_variance(target * 1e-7, target * 1e-7 + 5e-8, valid)) == pytest.approx(1, abs=1e-5)
+    alike = torch.ones_like(target)
+    assert -1e12 < float(explained_variance(alike, value, valid)) < 0
