@@ -148,16 +148,16 @@ class AlphaZero(Algorithm):
         z, same = self.outcome(batch)
         obs, pi = self.turned(batch.obs[:1], batch.search_policy)
         log_p, v = self.policy.unroll(Batch(obs=obs))
-        cross = -(pi * log_p).sum(-1)
-        policy_loss, value_loss = self.mean(cross), self.mean((z - v).square())
+        cross_entropy = -(pi * log_p).sum(-1)
+        policy_loss, value_loss = self.mean(cross_entropy), self.mean((z - v).square())
         loss = policy_loss + cfg.value_coef * value_loss
         with torch.no_grad():
-            own = -(pi * pi.clamp(min=1e-12).log()).sum(-1)
+            search_entropy = -(pi * pi.clamp(min=1e-12).log()).sum(-1)
             shares = {
                 "policy_loss": policy_loss,
                 "value_loss": value_loss,
                 "entropy": self.mean(-(log_p.exp() * log_p).sum(-1)),
-                "kl": self.mean(cross - own),
+                "kl": self.mean(cross_entropy - search_entropy),
             }
             if cfg.ranked.enabled:
                 shares["won"] = self.mean((z > 0).float())

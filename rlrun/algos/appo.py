@@ -75,11 +75,11 @@ class Reference(NamedTuple):
 
     dist: Distribution  # of the target policy
     log_prob: Tensor  # its log pi of the actions
-    worker: Tensor  # log pi_worker of the actions
+    worker_log_prob: Tensor  # log pi_worker of the actions, as the sampler recorded it
     log_rho: Tensor  # log of pi_target / pi_worker; 0 on dead rows
-    value: Tensor  # its values
+    value: Tensor  # the target network's values
     advantage: Tensor
-    target: Tensor  # of the values that are learnt
+    target: Tensor  # what the newest values are regressed on
 
 
 class APPO(Algorithm):
@@ -116,6 +116,7 @@ class APPO(Algorithm):
 
     @recorded
     def learn(self, batch: Batch, clock: Clock) -> Update:
+        """Makes one gradient step on a batch [T(+1), B], or one of the policy and one of the value with value_lr."""
         policy_loss, value_loss, metrics = self.loss(batch, self.cfg.clip(clock), self.cfg.entropy_coef(clock))
         if self.value_optimizer is None:
             return Update({**metrics, **self.optimizer.step(policy_loss + self.cfg.value_coef * value_loss, clock)})
@@ -133,15 +134,15 @@ class APPO(Algorithm):
 
     @torch.no_grad()
     def reference(self, batch: Batch) -> Reference:
-        """What the target policy says of a batch [T(+1), B], and the advantages that follow from it."""
+        """Evaluates the target policy on a batch [T(+1), B], and returns its probabilities, values and advantages."""
         cfg, valid = self.cfg, batch.valid
         dist, value = self.target.unroll(batch)  # over T+1 rows
         dist, now, after = dist[:-1].given(batch.action), value[:-1], value[1:]
         log_prob = dist.log_prob(batch.action)
-        # A pi_worker below e^-20 pi_target counts as that. In the loss, where it is divided by and multiplied with, a
-        # much smaller one would make 0 times infinity.
-        worker = torch.maximum(batch.log_prob, log_prob - LARGEST_LOG_RATIO)
-        log_rho = (log_prob - worker).masked_fill(~valid, 0.0)
+        # The loss divides by pi_worker and multiplies with it again. Below e^-20 pi_target that would be infinity times
+        # 0, so a smaller pi_worker counts as e^-20 pi_target.
+        worker_log_prob = torch.maximum(batch.log_prob, log_prob - LARGEST_LOG_RATIO)
+        log_rho = (log_prob - worker_log_prob).masked_fill(~valid, 0.0)
         reward, discount = clip_reward(batch.reward, cfg.reward_clip), batch.discount(cfg.discount)
         if cfg.vtrace:
             target, advantage = vtrace(
@@ -163,7 +164,7 @@ class APPO(Algorithm):
         else:
             nothing = torch.zeros_like(reward)
             target = advantage = gae(reward, discount, nothing, nothing, valid, 1.0)
-        return Reference(dist, log_prob, worker, log_rho, now, advantage, target)
+        return Reference(dist, log_prob, worker_log_prob, log_rho, now, advantage, target)
 
     def loss(self, batch: Batch, clip: float, entropy_coef: float) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Returns this learner's shares of the losses on a batch [T(+1), B], and the metrics of the whole batch.
@@ -178,9 +179,10 @@ class APPO(Algorithm):
         log_prob = dist.log_prob(batch.action)
         # Section 4.1.1: the ratio is min(pi_worker / pi_target, rho) pi / pi_worker. It equals pi / pi_target as
         # long as pi_worker / pi_target does not exceed rho (is_clip).
-        lag = (-old.log_rho).exp()
-        lead = (log_prob - old.worker).masked_fill(~valid, 0.0)
-        ratio = lag.clamp(max=cfg.is_clip) * lead.clamp(max=2 * LARGEST_LOG_RATIO).exp()
+        worker_over_target = (-old.log_rho).exp()
+        log_ratio_to_worker = (log_prob - old.worker_log_prob).masked_fill(~valid, 0.0)
+        ratio_to_worker = log_ratio_to_worker.clamp(max=2 * LARGEST_LOG_RATIO).exp()
+        ratio = worker_over_target.clamp(max=cfg.is_clip) * ratio_to_worker
         surrogate = torch.minimum(ratio * old.advantage, ratio.clamp(1 - clip, 1 + clip) * old.advantage)
         policy_loss = -mean(surrogate)
         value_loss = mean(0.5 * (old.target - value).square()) if cfg.use_critic else torch.zeros_like(policy_loss)
@@ -191,13 +193,13 @@ class APPO(Algorithm):
             kl = mean(old.dist.kl(dist))
             loss = loss + self.kl_coef * kl
         with torch.no_grad():
-            moved = bounded((log_prob - old.log_prob).masked_fill(~valid, 0.0))
+            log_ratio = bounded((log_prob - old.log_prob).masked_fill(~valid, 0.0))
             shares = {
                 "policy_loss": policy_loss,
                 "entropy": entropy,
-                "approx_kl": mean(moved.exp() - 1 - moved),
+                "approx_kl": mean(log_ratio.exp() - 1 - log_ratio),
                 "rho_mean": mean(old.log_rho.exp()),
-                "is_clipped": mean((lag > cfg.is_clip).float()),
+                "is_clipped": mean((worker_over_target > cfg.is_clip).float()),
                 "clip_fraction": mean(((ratio - 1).abs() > clip).float()),
             }
             same = {}

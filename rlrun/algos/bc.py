@@ -124,16 +124,16 @@ class BC(Algorithm):
     def imitation(
         self, rows: Batch, outputs: Outputs, weight: Tensor, clock: Clock
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns this learner's shares of the mean [] of minus weight * log pi, with the terms that hold up the
-        entropy, and of metrics.
+        """Returns this learner's shares of the mean [] of -weight * log pi - entropy_coef * entropy, and of
+        metrics. log_std_coef * log standard deviation is added to log pi, to keep the policy from becoming certain.
 
         rows and weight are [T, B]."""
         cfg, mean = self.cfg, self.mean_over(rows.valid)
         dist = outputs.dist[: len(rows.valid)].given(rows.action)
-        likelihood = dist.log_prob(rows.action)
+        log_prob = dist.log_prob(rows.action)  # [T, B]
         if cfg.log_std_coef != 0:
-            likelihood = likelihood + cfg.log_std_coef * mean_log_std(dist)
-        policy_loss, entropy = -mean(weight * likelihood), mean(dist.entropy())
+            log_prob = log_prob + cfg.log_std_coef * mean_log_std(dist)
+        policy_loss, entropy = -mean(weight * log_prob), mean(dist.entropy())
         return policy_loss - cfg.entropy_coef(clock) * entropy, {"policy_loss": policy_loss, "entropy": entropy}
 
     def unrolled(self, batch: Batch) -> tuple[Batch, Outputs]:

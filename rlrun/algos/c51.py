@@ -92,18 +92,21 @@ class C51(Algorithm):
         reward, discount = fold_n_step(
             clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount
         )
-        for one in (policy, self.target):
-            draw_noise(one, self.ctx.rng)
+        for network in (policy, self.target):
+            draw_noise(network, self.ctx.rng)
         with torch.no_grad():
-            logits = self.target.numbers(ends[1:])[0]  # [B, A, K]
-            chooser = logits
+            next_logits = self.target.head_outputs(ends[1:])[0]  # [B, A, K]
+            chooser = next_logits
             if cfg.double:
-                chooser = policy.numbers(ends[1:])[0]
+                chooser = policy.head_outputs(ends[1:])[0]
                 draw_noise(policy, self.ctx.rng)  # independent of the choice above (Fortunato et al. 2018, sec. 3.1)
             best = policy.legal_q(chooser, ends["obs"][1]).argmax(-1)
-            target = categorical_projection(taken(logits, best).softmax(-1), reward, discount, policy.atoms)  # eq. 7
-        log_p = taken(policy.numbers(ends[:1])[0], batch.action[0]).log_softmax(-1)  # [B, K]
-        cross_entropy = -(target * log_p).sum(-1)
+            target = categorical_projection(
+                taken(next_logits, best).softmax(-1), reward, discount, policy.atoms
+            )  # eq. 7
+        log_p = taken(policy.head_outputs(ends[:1])[0], batch.action[0]).log_softmax(-1)  # [B, K]
+        cross_entropy = -(target * log_p).sum(-1)  # [B]
+        # KL(target || prediction) = cross-entropy - entropy of the target
         kl = cross_entropy.detach() - torch.special.entr(target).sum(-1)
         loss = self.mean(batch.weight * cross_entropy)
         q = (log_p.exp() * policy.atoms).sum(-1)

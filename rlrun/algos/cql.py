@@ -82,7 +82,7 @@ class CQL(sac.SAC):
         rows = transitions(self, batch)
         alpha = self.temperature.alpha
         learn_actor = self.clone if cloning else self.learn_actor
-        (size, critic_shares), (log_prob, actor_shares) = self.ctx.beside(
+        (abs_td_error, critic_shares), (log_prob, actor_shares) = self.ctx.beside(
             lambda: self.learn_critics(rows, alpha),
             lambda: learn_actor(rows, alpha),
         )
@@ -100,15 +100,15 @@ class CQL(sac.SAC):
             # Where the bound is on alpha' alone, its logarithm has no gradient beyond it and never comes back.
             with torch.no_grad():
                 self.log_alpha_prime.clamp_(max=math.log(self.LARGEST))
-        return Update(self.report(shares, step_metrics(**steps), same), {"priority": rows.priority(size)})
+        return Update(self.report(shares, step_metrics(**steps), same), {"priority": rows.priority(abs_td_error)})
 
     def learn_critics(self, rows: Transitions, alpha: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Differentiates the critics' loss. Returns absolute TD errors [N] and shares of metrics."""
         cfg = self.cfg
         with torch.no_grad():
             features = self.target_critic.features(rows.then)
-            following = self.soft(self.target_critic, features, rows.then, self.target_rng)
-            value = following.q if cfg.deterministic_backup else following.q - alpha * following.log_prob
+            next_soft = self.soft(self.target_critic, features, rows.then, self.target_rng)
+            value = next_soft.q if cfg.deterministic_backup else next_soft.q - alpha * next_soft.log_prob
             target = rows.reward + rows.discount * value  # [N]
         now = self.critic.features(rows.now)
         q = values_taken(self.critic, now, self.policy, rows.action)  # [E, N]
@@ -122,9 +122,9 @@ class CQL(sac.SAC):
             shares = {"gap": rows.mean(gap.mean(0)).detach()}
         loss = rows.mean(rows.weight * errors)
         self.critic_optimizer.differentiate(loss + weight_decay(self.critic, self.part(cfg.l2)))
-        size = td_error.detach().abs().mean(0)  # [N]
-        named = {"td_error": size, "q": q.mean(0), "target": target}
-        return size, {"critic_loss": loss, **{name: rows.mean(x) for name, x in named.items()}, **shares}
+        abs_td_error = td_error.detach().abs().mean(0)  # [N]
+        named = {"td_error": abs_td_error, "q": q.mean(0), "target": target}
+        return abs_td_error, {"critic_loss": loss, **{name: rows.mean(x) for name, x in named.items()}, **shares}
 
     def log_sum_exp(self, features: Tensor, rows: Transitions) -> Tensor:
         """Returns temperature * log of the integral of exp(Q / temperature) over all actions [E, N], without -log 3N.
@@ -138,28 +138,33 @@ class CQL(sac.SAC):
                 q = q.masked_fill(~legal & legal.any(-1, keepdim=True), -torch.inf)
             return temperature * q.logsumexp(-1)
         with torch.no_grad():
-            action, density = self.candidates(rows)
-        every = features.unsqueeze(1).expand(*action.shape[:2], features.shape[1]).flatten(0, 1)
-        q = self.critic.of(every, action.flatten(0, 1))[..., 0].unflatten(1, density.shape)  # [E, N, 3K]
-        return temperature * (q / temperature - density).logsumexp(-1)
+            action, log_density = self.candidates(rows)
+        repeated = features.unsqueeze(1).expand(*action.shape[:2], features.shape[1]).flatten(0, 1)  # [N 3K, F]
+        q = self.critic.of(repeated, action.flatten(0, 1))[..., 0].unflatten(1, log_density.shape)  # [E, N, 3K]
+        # Importance sampling: log of the sum of exp(Q / temperature) / density.
+        return temperature * (q / temperature - log_density).logsumexp(-1)
 
     def candidates(self, rows: Transitions) -> tuple[Tensor, Tensor]:
         """Draws K uniform actions for each row, K of the policy, and K of the policy in the next state.
 
         Returns them [N, 3K, A] with the log densities of each in the distribution that it was drawn from [N, 3K]."""
-        count, size, rng = self.cfg.num_actions, self.spec.action.size, self.target_rng  # type: ignore[union-attr]
+        count, action_size, rng = self.cfg.num_actions, self.spec.action.size, self.target_rng  # type: ignore[union-attr]
         shape = len(rows.reward), count
-        drawn = [2.0 * self.ctx.rand((*shape, size), rng) - 1.0]
-        density = [torch.full(shape, size * math.log(0.5), device=rows.reward.device)]
-        each = torch.arange(shape[0], device=rows.reward.device).repeat_interleave(count)  # [N K]
+        drawn = [2.0 * self.ctx.rand((*shape, action_size), rng) - 1.0]
+        log_density = [torch.full(shape, action_size * math.log(0.5), device=rows.reward.device)]
+        row = torch.arange(shape[0], device=rows.reward.device).repeat_interleave(count)  # [N K]
         for seen in (rows.now, rows.then):
-            action, log_prob = self.ctx.rsample(self.policy.net.of(seen)[each], rng)
-            drawn.append(action.reshape(*shape, size))
-            density.append(log_prob.view(shape))
-        return torch.cat(drawn, 1), torch.cat(density, 1)
+            action, log_prob = self.ctx.rsample(self.policy.net.of(seen)[row], rng)
+            drawn.append(action.reshape(*shape, action_size))
+            log_density.append(log_prob.view(shape))
+        return torch.cat(drawn, 1), torch.cat(log_density, 1)
 
     def clone(self, rows: Transitions, alpha: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """learn_actor() of the first bc_iters updates: the actor learns the actions of the data, and entropy."""
+        """Takes the place of learn_actor() in the first bc_iters updates, and clones the data.
+
+        The loss is alpha log pi(own action | s) - log pi(action of the data | s); for discrete actions, minus the exact
+        entropy stands in place of the first log pi. Returns log pi of the actor's own actions [N] and shares of
+        metrics."""
         dist = self.policy.net.of(rows.now)
         if isinstance(self.spec.action, Box):
             log_prob = self.ctx.rsample(dist, self.ctx.rng)[1]

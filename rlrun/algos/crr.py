@@ -108,7 +108,7 @@ class CRR(Algorithm):
         """Makes a step of critics and actor. All gradients use the parameters before this update."""
         cfg, rows = self.cfg, transitions(self, batch)
         with torch.no_grad():
-            target = rows.reward + rows.discount * self.following(rows)  # [N]
+            target = rows.reward + rows.discount * self.next_value(rows)  # [N]
         features = self.critic.features(rows.now)
         q = values_taken(self.critic, features, self.policy, rows.action)  # [E, N]
         td_error = target - q
@@ -125,35 +125,39 @@ class CRR(Algorithm):
         actor_loss = -rows.mean(rows.weight * weight * dist.log_prob(rows.action))  # Algorithm 1
         self.actor_optimizer.differentiate(actor_loss + weight_decay(self.policy.net, self.part(cfg.l2)))
 
-        size = td_error.detach().abs().mean(0)  # [N]
-        means = {"td_error": size, "q": q.mean(0), "target": target, "advantage": advantage, "weight": weight}
+        abs_td_error = td_error.detach().abs().mean(0)  # [N]
+        means = {"td_error": abs_td_error, "q": q.mean(0), "target": target, "advantage": advantage, "weight": weight}
         losses = {"critic_loss": critic_loss, "actor_loss": actor_loss}
         shares = losses | {name: rows.mean(x.detach()) for name, x in means.items()}
         steps = step_metrics(critic=self.critic_optimizer.apply(clock), actor=self.actor_optimizer.apply(clock))
-        return Update(self.report(shares, steps), {"priority": rows.priority(size)})
+        return Update(self.report(shares, steps), {"priority": rows.priority(abs_td_error)})
 
-    def following(self, rows: Transitions) -> Tensor:
-        """Returns the target critics' smaller value [N] of what the target actor does next."""
+    def next_value(self, rows: Transitions) -> Tensor:
+        """Returns E[Q'(s', a')] [N] for a' of the target actor, where Q' is the smaller value of the target critics.
+
+        It is exact for discrete actions, and estimated by one draw for continuous ones."""
         features, dist = self.target_critic.features(rows.then), self.target_actor.of(rows.then)
         if isinstance(dist, Categorical):
-            return (dist.log_probs.exp() * self.target_critic.of(features, None)[..., 0].min(0).values).sum(-1)
+            q = self.target_critic.of(features, None)[..., 0].min(0).values  # [N, A]
+            return (dist.log_probs.exp() * q).sum(-1)
         action = self.ctx.rsample(dist)[0]
         return self.target_critic.of(features, self.policy.flat(action))[..., 0].min(0).values
 
     def own_value(self, features: Tensor, dist: Any) -> Tensor:
-        """Returns the mean or the maximum [N] of the critics' smaller value over actions of the policy.
+        """Returns the baseline of the advantage [N]: the mean or the maximum of the critics' smaller value over actions
+        that the policy draws, or its exact mean over all of them with advantage=expectation.
 
         features [N, F] are those of the critics in these rows, dist the policy's distribution there."""
         cfg, count = self.cfg, self.cfg.num_actions
         if isinstance(dist, Categorical):
-            every = self.critic.of(features, None)[..., 0].min(0).values  # [N, A]
+            q_all = self.critic.of(features, None)[..., 0].min(0).values  # [N, A]
             if cfg.advantage == "expectation":
-                return (dist.log_probs.exp() * every).sum(-1)
-            q = every.gather(1, self.choices(dist, count))  # [N, K]
+                return (dist.log_probs.exp() * q_all).sum(-1)
+            q = q_all.gather(1, self.choices(dist, count))  # [N, K]
         else:
-            each = torch.arange(len(features), device=features.device).repeat_interleave(count)  # [N K]
-            action = self.policy.flat(self.ctx.rsample(dist[each])[0])
-            q = self.critic.of(features[each], action)[..., 0].min(0).values.unflatten(0, (-1, count))
+            row = torch.arange(len(features), device=features.device).repeat_interleave(count)  # [N K]
+            action = self.policy.flat(self.ctx.rsample(dist[row])[0])
+            q = self.critic.of(features[row], action)[..., 0].min(0).values.unflatten(0, (-1, count))
         return q.mean(-1) if cfg.advantage == "mean" else q.amax(-1)
 
     def choices(self, dist: Categorical, count: int) -> Tensor:

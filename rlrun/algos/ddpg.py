@@ -100,11 +100,12 @@ class DDPG(Algorithm):
 
     @recorded
     def learn(self, batch: Batch, clock: Clock) -> Update:
+        """Makes a step of the critic on y_i - Q(s_i, a_i), and then a step of the actor (algorithm 1)."""
         cfg, rows = self.cfg, transitions(self, batch)
         with torch.no_grad():
             next_action = self.target_actor.of(rows.then)
-            following = self.target_critic(rows.then, next_action)[0, :, 0]
-            target = rows.reward + rows.discount * following  # y_i of algorithm 1 [N]
+            next_q = self.target_critic(rows.then, next_action)[0, :, 0]
+            target = rows.reward + rows.discount * next_q  # y_i of algorithm 1 [N]
 
         q = self.critic(rows.now, self.policy.flat(rows.action))[0, :, 0]  # [N]
         td_error = target - q
@@ -114,16 +115,16 @@ class DDPG(Algorithm):
         actor_loss = self.actor_loss(rows)
         actor_steps = self.actor_optimizer.step(actor_loss + weight_decay(self.policy.net, self.part(cfg.l2)), clock)
 
-        size = td_error.detach().abs()
+        abs_td_error = td_error.detach().abs()
         shares = {
             "critic_loss": critic_loss,
             "actor_loss": actor_loss,
-            "td_error": rows.mean(size),
+            "td_error": rows.mean(abs_td_error),
             "q": rows.mean(q),
             "target": rows.mean(target),
         }
         steps = step_metrics(critic=critic_steps, actor=actor_steps)
-        return Update(self.report(shares, steps), {"priority": rows.priority(size)})
+        return Update(self.report(shares, steps), {"priority": rows.priority(abs_td_error)})
 
     def actor_loss(self, rows: Transitions) -> Tensor:
         """Returns this learner's share of mean -Q [] of the policy's own actions. Only the actor gets a gradient."""

@@ -127,7 +127,7 @@ class Dreamer(Algorithm):
         batch has T rows and obs of T + 1. What is learnt are the last T observations, each with the action, the reward
         and the end that came with it."""
         came = batch.valid  # [T, B]: whether an observation is the consequence of an action
-        real = came | batch.is_first[1:]  # or begins an episode
+        real = came | batch.is_first[1:]  # [T, B]: whether it is that, or begins an episode
         loss, start, told = self.world_model_loss(batch, came, real)
         self.model_optimizer.differentiate(loss)
         # Nothing follows an end.
@@ -161,8 +161,8 @@ class Dreamer(Algorithm):
         loss = told["rec"] + told["rew"] + cfg.kl_coef * self.beyond_free_nats(told["kl"])
         if self.continues is not None:
             alive = cfg.discount * (~(batch.terminated & came)).float()
-            said = self.continues(features).view_as(alive)
-            told["con"] = mean(F.binary_cross_entropy_with_logits(said, alive, reduction="none"))
+            continue_logits = self.continues(features).view_as(alive)
+            told["con"] = mean(F.binary_cross_entropy_with_logits(continue_logits, alive, reduction="none"))
             loss = loss + cfg.continue_coef * told["con"]
         else:  # a sign for core/health.py: no dream ends, although episodes do
             told["terminated_share"] = mean((batch.terminated & came).float())

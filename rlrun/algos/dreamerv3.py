@@ -326,22 +326,24 @@ class DreamerV3(Algorithm):
         features, actions = rssm.imagine(start, lambda seen, t: actor.chosen(seen, noise[t]), uniform)
         logits = self.value(features[:-1])  # [H, N, bins]
         with torch.no_grad():
-            reward, go_on, slow = in_pieces(self.judged, features).unbind(-1)  # [H + 1, N]; of going on with discount
+            # Each [H + 1, N]. With contdisc, go_on is the probability of going on times the discount.
+            reward, go_on, slow = in_pieces(self.judged, features).unbind(-1)
             if not cfg.contdisc:
                 go_on = go_on * cfg.discount
             value = torch.cat((in_pieces(self.mean_of, logits), self.predicted(self.value, features[-1:])))
-            base = slow if cfg.slow_target else value
+            target_value = slow if cfg.slow_target else value
             # Rewards that come with the states 1 to H.
-            returns = bootstrapped_returns(reward[1:], go_on[1:], base[1:], cfg.lambda_)
-            # The first factor is that of the root, so that dreams that begin at an end weigh almost nothing.
+            returns = bootstrapped_returns(reward[1:], go_on[1:], target_value[1:], cfg.lambda_)
+            # The weight of step t is the probability that the dream lasts until t, discounted. Its first factor is that
+            # of the state where the dream begins, so a dream that begins at an episode's end weighs almost nothing.
             weight = go_on[:-1].cumprod(0) / (1.0 if cfg.contdisc else cfg.discount)
             counted = returns.masked_fill(~real, math.inf)
             scale = self.returns.follow(self.of_all(counted.flatten()))
-            advantage = (returns - base[:-1]) / scale
+            advantage = (returns - target_value[:-1]) / scale
         dist = actor(features[:-1])
         entropy = dist.entropy()
-        gain = dist.log_prob(actor.rows(actions)) * advantage + cfg.entropy_coef(clock) * entropy
-        critic = two_hot_loss(logits, self.bins, (returns, 1.0), (slow[:steps], cfg.slow_reg))
+        objective = dist.log_prob(actor.rows(actions)) * advantage + cfg.entropy_coef(clock) * entropy
+        value_loss = two_hot_loss(logits, self.bins, (returns, 1.0), (slow[:steps], cfg.slow_reg))
         told = {
             "entropy": entropy.detach(),
             "advantage_abs": advantage.abs(),
@@ -350,7 +352,7 @@ class DreamerV3(Algorithm):
             "reward_mean": reward[1:],
             "continue_mean": go_on,
         }
-        losses = {"policy": -(weight * gain).mean(0), "value": (weight * critic).mean(0)}
+        losses = {"policy": -(weight * objective).mean(0), "value": (weight * value_loss).mean(0)}
         return losses, returns[0], {name: each.mean(0) for name, each in told.items()}
 
     def judged(self, features: Tensor) -> Tensor:

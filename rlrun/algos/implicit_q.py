@@ -113,16 +113,14 @@ class ImplicitQ(Algorithm):
         """Makes a step of value, critics and actor. All gradients use the parameters before this update."""
         cfg, rows = self.cfg, transitions(self, batch)
         with torch.no_grad():
-            following = self.value(rows.then)
-            target = rows.reward + rows.discount * following  # [N], eq. 6
-            wanted = (
-                values_taken(self.target_critic, self.target_critic.features(rows.now), self.policy, rows.action)
-                .min(0)
-                .values
-            )  # [N]
+            next_value = self.value(rows.then)
+            target = rows.reward + rows.discount * next_value  # [N], eq. 6
+            target_features = self.target_critic.features(rows.now)
+            target_q = values_taken(self.target_critic, target_features, self.policy, rows.action)  # [E, N]
+            smaller_q = target_q.min(0).values  # [N]
 
         value = self.value(rows.now)
-        advantage = wanted - value
+        advantage = smaller_q - value  # Q - V [N]
         value_loss = rows.mean(rows.weight * expectile_loss(advantage, cfg.expectile))  # eq. 5
         self.value_optimizer.differentiate(value_loss + weight_decay(self.value, self.part(cfg.l2)))
 
@@ -136,8 +134,8 @@ class ImplicitQ(Algorithm):
         actor_loss = -rows.mean(rows.weight * weight * log_prob)  # eq. 7
         self.actor_optimizer.differentiate(actor_loss + weight_decay(self.policy.net, self.part(cfg.l2)))
 
-        size = td_error.detach().abs().mean(0)  # [N]
-        means = {"td_error": size, "q": q.mean(0), "value": value, "target": target}
+        abs_td_error = td_error.detach().abs().mean(0)  # [N]
+        means = {"td_error": abs_td_error, "q": q.mean(0), "value": value, "target": target}
         means |= {"advantage": advantage, "weight": weight}
         losses = {"value_loss": value_loss, "critic_loss": critic_loss, "actor_loss": actor_loss}
         shares = losses | {name: rows.mean(x.detach()) for name, x in means.items()}
@@ -146,7 +144,7 @@ class ImplicitQ(Algorithm):
             critic=self.critic_optimizer.apply(clock),
             actor=self.actor_optimizer.apply(clock),
         )
-        return Update(self.report(shares, steps), {"priority": rows.priority(size)})
+        return Update(self.report(shares, steps), {"priority": rows.priority(abs_td_error)})
 
 
 def expectile_loss(error: Tensor, expectile: float) -> Tensor:

@@ -44,11 +44,11 @@ class IQL(QMIX):
         return nn.Identity()
 
     def mixed(self, mixer: nn.Module, q: Tensor, state: Tensor) -> Tensor:
-        """The agents' own values [T, B, N]."""
+        """Returns the agents' own values [T, B, N] as they are, because nothing mixes them."""
         return q
 
     def target_of(self, rows: Batch, value: Tensor, alive: Tensor) -> Tensor:
-        """Rows of each agent's reward, and the discounted value of its own best action [T, B, N]."""
+        """Returns targets [T, B, N]: each agent's reward plus the discounted value of its own best next action."""
         return self.returns(self.cfg, rows, value, alive)
 
     @staticmethod

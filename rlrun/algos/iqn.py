@@ -138,17 +138,17 @@ class IQN(Algorithm):
         reward, discount = fold_n_step(
             clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount
         )
-        for one in (policy, self.target):
-            draw_noise(one, self.ctx.rng)
+        for network in (policy, self.target):
+            draw_noise(network, self.ctx.rng)
         fraction = self.ctx.rand((1, len(reward), cfg.num_fractions))  # tau ~ U(0, 1) [1, B, N]
         with torch.no_grad():
             chooser = policy if cfg.double else self.target
             best = chooser.values(ends[1:])[0].argmax(-1)
             if cfg.double:
                 draw_noise(policy, self.ctx.rng)  # independent of the choice above (Fortunato et al. 2018, sec. 3.1)
-            # [B, A, N']
-            following = self.target.quantiles(ends[1:], self.ctx.rand((1, len(reward), cfg.num_target_fractions)))[0]
-            target = reward[:, None] + discount[:, None] * taken(following, best)  # [B, N']
+            next_fraction = self.ctx.rand((1, len(reward), cfg.num_target_fractions))  # tau' ~ U(0, 1) [1, B, N']
+            next_quantiles = self.target.quantiles(ends[1:], next_fraction)[0]  # [B, A, N']
+            target = reward[:, None] + discount[:, None] * taken(next_quantiles, best)  # [B, N']
         quantile = taken(policy.quantiles(ends[:1], fraction)[0], batch.action[0])  # [B, N]
         loss = self.mean(batch.weight * quantile_huber(quantile, fraction[0], target, cfg.huber_delta))  # eq. 3
         value = quantile.detach().mean(-1)

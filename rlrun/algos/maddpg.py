@@ -160,7 +160,8 @@ class MADDPG(Algorithm):
             mine = slice(agents.start, agents.stop)
             alive, many = rows.alive[:, mine], count[mine].sum()
 
-            td_error = target[:, mine] - self.values(self.critics[net], rows.seen, rows.action, agents)  # [B, K]
+            own_target = target[:, mine]  # [B, K]
+            td_error = own_target - self.values(self.critics[net], rows.seen, rows.action, agents)  # [B, K]
             error = batch.weight.unsqueeze(-1) * huber(td_error, self.cfg.huber_delta)
             critic_loss = masked_mean(error, alive, many)
             critic_steps = self.critic_optimizers[net].step(critic_loss, clock)
@@ -170,8 +171,7 @@ class MADDPG(Algorithm):
 
             errors.append(td_error.detach().masked_fill(~alive, 0.0).abs())
             steps.append(step_metrics(critic=critic_steps, actor=actor_steps))
-            wanted = target[:, mine]
-            means = [masked_mean(x, alive, many) for x in (errors[-1], wanted - td_error.detach(), wanted)]
+            means = [masked_mean(x, alive, many) for x in (errors[-1], own_target - td_error.detach(), own_target)]
             told.append(torch.stack([critic_loss.detach(), actor_loss.detach(), *means]))
         shares = dict(zip(METRICS, torch.stack(told).mean(0), strict=True))
         priority = torch.cat(errors, 1).sum(1) / rows.alive.sum(1).clamp(min=1)
@@ -188,12 +188,12 @@ class MADDPG(Algorithm):
             there, before_the_end = batch.obs["alive"][:-1].bool(), valid.long().cumprod(0).bool()
             then_alive = then_alive & (there | ~before_the_end).all(0)
             valid = valid & there
-        paid = batch.reward  # [n, B, N]
+        reward_of_agents = batch.reward  # [n, B, N]
         if cfg.reward_of == "team":
-            paid = paid.sum(-1, keepdim=True).expand_as(paid)
+            reward_of_agents = reward_of_agents.sum(-1, keepdim=True).expand_as(reward_of_agents)
         agents = alive.shape[-1]
         reward, discount = fold_n_step(
-            clip_reward(paid, cfg.reward_clip).flatten(1),
+            clip_reward(reward_of_agents, cfg.reward_clip).flatten(1),
             batch.terminated.repeat_interleave(agents, 1),
             valid.flatten(1),
             cfg.discount,
@@ -237,13 +237,15 @@ class MADDPG(Algorithm):
         return self.cfg.actor_reg * squares - torch.cat(values, 1)
 
     def chosen(self, outputs: Tensor, legal: Tensor, alive: Tensor) -> Tensor:
-        """The actions that actors' outputs [B, K, A] become, as critics see them [B, K, A]."""
+        """Turns the actors' outputs [B, K, A] into actions as critics see them [B, K, A]: one-hot samples of the
+        Gumbel-softmax for choices, and numbers for continuous actions. Agents that are not there get zeros."""
         noise = None if self.policy.continuous else gumbel(self.ctx.rand(outputs.shape))
         action = self.policy.actions(outputs, legal, noise, self.cfg.temperature)
         return action.masked_fill(~alive.unsqueeze(-1), 0.0)
 
     def values(self, critic: Any, seen: Tensor, action: Tensor, agents: range) -> Tensor:
-        """A critic's values [B, K] for K agents, of all observations [B, N, D] and actions [B, N, A]."""
+        """Returns a critic's values [B, K] for K agents. seen [B, N, D] and action [B, N, A] are those of all agents;
+        the critic of a local agent is given only the agent's own."""
         made = []
         for agent in agents:
             mine = seen[:, agent], action[:, agent]

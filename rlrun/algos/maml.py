@@ -46,7 +46,7 @@ from rlrun.families.meta import MetaConfig
 from rlrun.models.encoders import flatten
 from rlrun.models.model import Model
 from rlrun.models.per_column import plain, with_vector
-from rlrun.ops.inner_steps import descended
+from rlrun.ops.inner_steps import gradient_descent
 from rlrun.ops.linear_baseline import features, fitted, rows_since_start
 from rlrun.ops.policy_loss import bound_coef_, bounded
 from rlrun.ops.returns import gae
@@ -100,6 +100,7 @@ class MAML(Algorithm):
 
     @torch.no_grad()
     def adapt(self, batch: Batch | None) -> None:
+        """Makes an inner step of every task on the round that was just played. None: each task begins with theta."""
         adapted = self.policy.adapted[self.own(self.cfg.num_tasks)]  # of this learner's tasks [G, P]
         if batch is None:
             self.policy.adapted.copy_(self.policy.vector())
@@ -108,23 +109,29 @@ class MAML(Algorithm):
 
     @torch.no_grad()
     def after_step(self, vectors: Tensor, rows: dict[str, Any]) -> Tensor:
-        """The parameters of all tasks [G, P] after an inner step on a round, leaves [G, T, C, ...], as constants."""
+        """Returns the parameters of all tasks [G, P] after one inner step on a round, without gradient.
+
+        vectors [G, P] are those before the step. rows is a dict of tensors [G, T, C, ...]."""
         return vmap(lambda vector, rows: self.adapted(vector, [rows])[0])(vectors, rows)
 
     def adapted(self, vector: Tensor, rounds: Sequence[dict[str, Any]]) -> tuple[Tensor, list[Tensor]]:
-        """The parameters [P] of one task after inner steps on rounds, from vector [P], and each step's divergence []
-        of the policy that it starts from. Both can be differentiated by vector."""
+        """Makes one inner step for each of the rounds: vector <- vector - inner_lr * grad of the inner loss.
+
+        Returns the parameters [P] of one task after these steps, and for each step the KL [] between the policy that
+        played the round and the policy that the step starts from. Both can be differentiated by vector [P]."""
 
         def loss_and_kl(vector: Tensor, rows: dict[str, Any]) -> tuple[Tensor, Tensor]:
             made = self.losses(vector, rows)
             return made["loss"], made["kl"]
 
         rescale = None if self.cfg.first_order else self.rescaled
-        return descended(loss_and_kl, vector, rounds, self.cfg.inner_lr, self.cfg.first_order, rescale)
+        return gradient_descent(loss_and_kl, vector, rounds, self.cfg.inner_lr, self.cfg.first_order, rescale)
 
     def rescaled(self, vector: Tensor, rows: dict[str, Any]) -> dict[str, Any]:
-        """One task's rows with advantages of deviation 1 under parameters [P], which may have changed since the rows
-        were played. The deviation is estimated by importance sampling and can be differentiated by vector."""
+        """Divides the advantages of one task's rows by their standard deviation under parameters vector [P].
+
+        These parameters may have changed since the rows were played, so the deviation is estimated by importance
+        sampling with the weights pi(a|s) / pi_old(a|s). It can be differentiated by vector."""
         valid, advantage = rows["valid"], rows["advantage"]
         outputs, action = self.outputs_and_action(vector, rows)
         log_ratio = outputs.dist.given(action).log_prob(action) - rows["log_prob"]
@@ -144,9 +151,10 @@ class MAML(Algorithm):
     def losses(
         self, vector: Tensor, rows: dict[str, Any], clip: float | None = None, entropy_coef: float = 0.0
     ) -> dict[str, Tensor]:
-        """The loss [] of one task's rows, leaves [T, C, ...], under parameters [P], and its parts.
+        """Returns the loss [] of one task's rows under parameters vector [P], and the parts of this loss.
 
-        clip: None for an inner step, whose ratio is not clipped."""
+        The loss is -mean(ratio * advantage) + value_coef * value loss - entropy_coef * entropy. The ratio is clipped
+        as in PPO, except in an inner step (clip=None). rows is a dict of tensors [T, C, ...]."""
         cfg, valid = self.cfg, rows["valid"]
         count = valid.sum().clamp(min=1)
 
@@ -156,16 +164,16 @@ class MAML(Algorithm):
         outputs, action = self.outputs_and_action(vector, rows)
         dist, advantage = outputs.dist.given(action), rows["advantage"]
         ratio = bounded((dist.log_prob(action) - rows["log_prob"]).masked_fill(~valid, 0.0)).exp()
-        gain = ratio * advantage
+        surrogate = ratio * advantage
         if clip is not None:
-            gain = torch.minimum(gain, ratio.clamp(1 - clip, 1 + clip) * advantage)
-        made = {"policy_loss": -mean(gain), "entropy": mean(dist.entropy())}
+            surrogate = torch.minimum(surrogate, ratio.clamp(1 - clip, 1 + clip) * advantage)
+        made = {"policy_loss": -mean(surrogate), "entropy": mean(dist.entropy())}
         loss = made["policy_loss"] - entropy_coef * made["entropy"]
         if cfg.baseline == "value":
             error = (outputs.value - rows["target"]).square()
             if cfg.value_clip > 0:
-                near = rows["value"] + (outputs.value - rows["value"]).clamp(-cfg.value_clip, cfg.value_clip)
-                error = torch.maximum(error, (near - rows["target"]).square())
+                clipped_value = rows["value"] + (outputs.value - rows["value"]).clamp(-cfg.value_clip, cfg.value_clip)
+                error = torch.maximum(error, (clipped_value - rows["target"]).square())
             made["value_loss"] = 0.5 * mean(error)
             loss = loss + cfg.value_coef * made["value_loss"]
         old = with_dead_rows(nested(rows["dist"]), dist.record().map(torch.detach), valid)  # as in PPO
@@ -195,8 +203,10 @@ class MAML(Algorithm):
     def outer_loss(
         self, theta: Tensor, rounds: Sequence[dict[str, Any]], clock: Clock
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """This learner's share [] of the loss of parameters theta [P], and its shares of metrics. rounds: those of all
-        its tasks, leaves [G, T, C, ...]."""
+        """Returns this learner's share [] of the meta-objective for parameters theta [P], and its shares of metrics.
+
+        For each task it is PPO's loss of theta_K on the last round, plus the mean of kl_coef_k * KL_k over inner steps
+        k (ProMP's eq. 14). rounds are dicts of tensors [G, T, C, ...] for the G tasks of this learner."""
         cfg, clip, entropy_coef = self.cfg, self.cfg.clip(clock), self.cfg.entropy_coef(clock)
 
         def of_task(theta: Tensor, *rounds: dict[str, Any]) -> dict[str, Tensor]:
@@ -247,8 +257,10 @@ class MAML(Algorithm):
         return made
 
     def rows(self, batch: Batch, vectors: Tensor) -> dict[str, Any]:
-        """What losses learn from in one round [T(+1), B, ...], by task: leaves [G, T, C, ...]. vectors [G, P]: the
-        parameters that played it."""
+        """Computes advantages and targets of one round [T(+1), B, ...]. Returns what the losses read, by task: a dict
+        of tensors [G, T, C, ...] for G tasks of C columns each.
+
+        vectors [G, P] are the parameters that played the round."""
         cfg, valid = self.cfg, batch.valid
         reward = clip_reward(batch.reward, cfg.reward_clip)
         discount = batch.discount(cfg.discount)

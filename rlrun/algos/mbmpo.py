@@ -158,9 +158,9 @@ class MBMPO(MAML):
         x, change = self.inputs[:count], self.changes[:count]
         self.ensemble.measure(x, change)
         target = self.ensemble.normalized(change)
-        held = max(1, int(len(x) * cfg.valid_share))
+        num_held_out = max(1, int(len(x) * cfg.valid_share))
         order = torch.stack([torch.randperm(len(x), generator=rng, device=device) for _ in range(cfg.members)])
-        held_out, train = order[:, :held], order[:, held:]  # [M, ...]
+        held_out, train = order[:, :num_held_out], order[:, num_held_out:]  # row numbers [M, ...]
         patience = Patience(cfg.members, cfg.patience)
         kept = [parameter.detach().clone() for parameter in self.ensemble.parameters()]
         error, epochs = torch.zeros(cfg.members), 0
@@ -191,15 +191,15 @@ class MBMPO(MAML):
         row 0 of a batch with the actions that were taken."""
         true, live = batch.obs.observation.float(), batch.valid
         variance = true[:-1][live].flatten(1).var(0, unbiased=False).clamp(min=1e-8)
-        at = true[0].flatten(1).expand(self.ensemble.members, -1, -1)
+        predicted = true[0].flatten(1).expand(self.ensemble.members, -1, -1)
         found = {}
         for row in range(min(max(AHEAD), len(live))):
-            x = torch.stack([self.ensemble.inputs_of(one.view(true[0].shape), batch.action[row]) for one in at])
-            at = self.ensemble.next(at, x)
-            through = live[: row + 1].all(0)
-            if row + 1 in AHEAD and through.any():
-                error = (at - true[row + 1].flatten(1)).square() / variance
-                found[f"model_error_{row + 1}"] = error[:, through].mean()
+            x = torch.stack([self.ensemble.inputs_of(one.view(true[0].shape), batch.action[row]) for one in predicted])
+            predicted = self.ensemble.next(predicted, x)
+            alive_so_far = live[: row + 1].all(0)
+            if row + 1 in AHEAD and alive_so_far.any():
+                error = (predicted - true[row + 1].flatten(1)).square() / variance
+                found[f"model_error_{row + 1}"] = error[:, alive_so_far].mean()
         return found
 
     # -- imagination ---------------------------------------------------------------------------------------------------

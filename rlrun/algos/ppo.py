@@ -130,6 +130,7 @@ class PPO(Algorithm):
         self.register_buffer("kl_coef", torch.tensor(cfg.kl_coef, device=ctx.device))
 
     def update(self, batch: Batch, clock: Clock) -> Update:
+        """Computes advantages of a batch [T(+1), B] once, and then makes num_epochs passes over its minibatches."""
         cfg = self.cfg
         value = self.old_values(batch)  # [T+1, B]
         if self.value_scale is not None:
@@ -139,7 +140,8 @@ class PPO(Algorithm):
             reward = self.reward_scale(reward)
         lambda_ = cfg.lambda_ if cfg.use_critic else 1.0
         advantage = gae(reward, batch.discount(cfg.discount), value[:-1], value[1:], batch.valid, lambda_)
-        target, before = advantage + value[:-1], {}
+        target = advantage + value[:-1]
+        before = {}
         if cfg.use_critic:
             before["explained_variance"] = self.explained_variance(target, value[:-1], batch.valid)
         if cfg.normalize_advantage == "batch":
@@ -150,7 +152,8 @@ class PPO(Algorithm):
         rows = batch.replace(value=value[:-1], advantage=advantage, target=target).sequences(self.length)
         if self.ctx.sparse:
             rows = rows.alive()
-        # Both average over minibatches: `shares` this learner's shares of their means, `steps` the optimiser's metrics.
+        # Both average over minibatches: `shares` holds this learner's shares of the losses, and `steps` the optimiser's
+        # metrics.
         shares, steps, passes = Means(), Means(), 0
         for epoch in range(cfg.num_epochs):
             kl = self._epoch(rows, clock, shares, steps)
@@ -206,10 +209,12 @@ class PPO(Algorithm):
         log_ratio = bounded((dist.log_prob(rows.action) - rows.log_prob).masked_fill(~valid, 0.0))
         ratio = log_ratio.exp()
         policy_loss = -mean(torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage))  # eq. 7
-        loss, metrics = policy_loss, {}
+        loss = policy_loss
+        metrics = {}
         if cfg.use_critic:
             value_loss = 0.5 * mean(self.value_error(rows, value))
-            loss, metrics = loss + cfg.value_coef * value_loss, {"value_loss": value_loss}
+            loss = loss + cfg.value_coef * value_loss
+            metrics["value_loss"] = value_loss
         entropy = mean(dist.entropy())
         loss = loss - entropy_coef * entropy
         with torch.no_grad():
@@ -227,8 +232,8 @@ class PPO(Algorithm):
         """Returns the squared errors of values [L, N], bounded as value_clip and value_loss_clip say."""
         cfg, error = self.cfg, (value - rows.target).square()
         if cfg.value_clip > 0:
-            near = rows.value + (value - rows.value).clamp(-cfg.value_clip, cfg.value_clip)
-            error = torch.maximum(error, (near - rows.target).square())
+            clipped_value = rows.value + (value - rows.value).clamp(-cfg.value_clip, cfg.value_clip)
+            error = torch.maximum(error, (clipped_value - rows.target).square())
         return error.clamp(max=cfg.value_loss_clip) if cfg.value_loss_clip > 0 else error
 
     @staticmethod

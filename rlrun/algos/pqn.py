@@ -107,8 +107,8 @@ class PQN(Algorithm):
 
         They are r + discount ((1 - lambda) max Q' + lambda G'), cut where episodes end."""
         end = self.policy(batch["obs"][-1:], batch["is_first"][-1:], Batch())[0].max(-1).values  # [1, B]
-        reward, following = clip_reward(batch.reward, self.cfg.reward_clip), torch.cat([batch.q_max[1:], end])
-        return lambda_return(reward, batch.terminated, batch.valid, following, self.cfg.discount, self.cfg.lambda_)
+        reward, next_value = clip_reward(batch.reward, self.cfg.reward_clip), torch.cat([batch.q_max[1:], end])
+        return lambda_return(reward, batch.terminated, batch.valid, next_value, self.cfg.discount, self.cfg.lambda_)
 
     @recorded
     def learn(self, part: Batch, clock: Clock) -> tuple[dict[str, Tensor], dict[str, Tensor | float]]:

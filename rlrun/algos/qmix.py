@@ -65,11 +65,13 @@ class MixedConfig(QConfig):
         """Rewards as the values count them: clipped, shifted and scaled."""
         return (clip_reward(reward, self.reward_clip) + self.reward_shift) * self.reward_scale
 
-    def returns(self, reward: Tensor, terminated: Tensor, valid: Tensor, following: Tensor) -> Tensor:
-        """Targets [T, B] of values: n-step or lambda-returns of rewards [T, B] and of the values behind them."""
+    def returns(self, reward: Tensor, terminated: Tensor, valid: Tensor, next_value: Tensor) -> Tensor:
+        """Returns the targets [T, B] of values: n-step or lambda-returns of rewards [T, B].
+
+        next_value [T, B] is the value of the observation that follows each row."""
         if self.lambda_:
-            return lambda_return(reward, terminated, valid, following, self.discount, self.lambda_)
-        return n_step_return(reward, terminated, valid, following, self.discount, self.n_steps[0])
+            return lambda_return(reward, terminated, valid, next_value, self.discount, self.lambda_)
+        return n_step_return(reward, terminated, valid, next_value, self.discount, self.n_steps[0])
 
     def __post_init__(self):
         super().__post_init__()
@@ -172,26 +174,28 @@ class QMIX(Algorithm):
 
         batch is [burn_in + T (+ 1), B] with core [1, B, N]."""
         cfg = self.cfg
-        following, q = self.values(batch)  # [T, B, N, A], [T + 1, B, N, A]
+        next_q, q = self.values(batch)  # [T, B, N, A], [T + 1, B, N, A]
         rows = batch.map(lambda x: x[cfg.burn_in :]).replace(weight=batch.weight) if cfg.burn_in else batch
         alive = rows["obs"]["alive"].bool()  # [T + 1, B, N]
-        taken = q[:-1].gather(-1, rows.action.unsqueeze(-1)).squeeze(-1).masked_fill(~alive[:-1], 0.0)  # [T, B, N]
+        q_taken = q[:-1].gather(-1, rows.action.unsqueeze(-1)).squeeze(-1).masked_fill(~alive[:-1], 0.0)  # [T, B, N]
         with torch.no_grad():
-            best = (q[1:] if cfg.double else following).argmax(-1, keepdim=True)
-            value = following.gather(-1, best).squeeze(-1).masked_fill(~alive[1:], 0.0)  # [T, B, N]
+            best = (q[1:] if cfg.double else next_q).argmax(-1, keepdim=True)
+            value = next_q.gather(-1, best).squeeze(-1).masked_fill(~alive[1:], 0.0)  # [T, B, N]
             target = self.target_of(rows, value, alive[:-1])
-        return self.errors(target - self.mixed(self.mixer, taken, rows["obs"]["state"][:-1]), target, rows, alive[:-1])
+        q_tot = self.mixed(self.mixer, q_taken, rows["obs"]["state"][:-1])  # [T, B]; [T, B, N] without a mixer (iql.py)
+        return self.errors(target - q_tot, target, rows, alive[:-1])
 
     def target_of(self, rows: Batch, value: Tensor, alive: Tensor) -> Tensor:
-        """y_tot of eq. 6 [T, B]: rows of the team's reward, and the discounted value of the team from the target
-        networks. value [T, B, N] are the agents' own best ones behind each row; alive [T, B, N]."""
+        """Returns y_tot of eq. 6 [T, B]: the team's reward plus the discounted value of the team in the next row, from
+        the target networks. value [T, B, N] holds the target network's value of each agent's best action in the next
+        row; alive [T, B, N] says which agents are there."""
         cfg = self.cfg
         reward = cfg.learnt(rows.reward.sum(-1))
-        following = self.mixed(self.target_mixer, value, rows["obs"]["state"][1:])
-        return cfg.returns(reward, rows.terminated, rows.valid, following)
+        next_value = self.mixed(self.target_mixer, value, rows["obs"]["state"][1:])
+        return cfg.returns(reward, rows.terminated, rows.valid, next_value)
 
     def mixed(self, mixer: nn.Module, q: Tensor, state: Tensor) -> Tensor:
-        """The team's values [T, B] of the agents' [T, B, N]."""
+        """Mixes the values of the agents' actions [T, B, N] into the value of the team, Q_tot [T, B]."""
         return mixer(q, state)
 
     def errors(
@@ -202,9 +206,14 @@ class QMIX(Algorithm):
         td_error = td_error.masked_fill(~valid, 0.0)
         mean = self.mean_over(valid)
         loss = mean(rows.weight * huber(td_error, self.cfg.huber_delta))
-        size = td_error.detach().abs()
-        priority = size.sum(0) / valid.sum(0).clamp(min=1)
-        shares = {"loss": loss, "td_error": mean(size), "q": mean(target - td_error.detach()), "target": mean(target)}
+        abs_td_error = td_error.detach().abs()
+        priority = abs_td_error.sum(0) / valid.sum(0).clamp(min=1)
+        shares = {
+            "loss": loss,
+            "td_error": mean(abs_td_error),
+            "q": mean(target - td_error.detach()),
+            "target": mean(target),
+        }
         return loss, priority, shares
 
     def values(self, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -101,17 +101,17 @@ class QRDQN(Algorithm):
         reward, discount = fold_n_step(
             clip_reward(batch.reward, cfg.reward_clip), batch.terminated, batch.valid, cfg.discount
         )
-        for one in (policy, self.target):
-            draw_noise(one, self.ctx.rng)
+        for network in (policy, self.target):
+            draw_noise(network, self.ctx.rng)
         with torch.no_grad():
-            following = self.target.numbers(ends[1:])[0]  # [B, A, N]
-            chooser = following
+            next_quantiles = self.target.head_outputs(ends[1:])[0]  # [B, A, N]
+            chooser = next_quantiles
             if cfg.double:
-                chooser = policy.numbers(ends[1:])[0]
+                chooser = policy.head_outputs(ends[1:])[0]
                 draw_noise(policy, self.ctx.rng)  # independent of the choice above (Fortunato et al. 2018, sec. 3.1)
             best = policy.legal_q(chooser, ends["obs"][1]).argmax(-1)
-            target = reward[:, None] + discount[:, None] * taken(following, best)  # [B, N]
-        quantile = taken(policy.numbers(ends[:1])[0], batch.action[0])  # [B, N]
+            target = reward[:, None] + discount[:, None] * taken(next_quantiles, best)  # [B, N]
+        quantile = taken(policy.head_outputs(ends[:1])[0], batch.action[0])  # [B, N]
         loss = self.mean(
             batch.weight * quantile_huber(quantile, self.fraction.expand_as(quantile), target, cfg.huber_delta)
         )

@@ -132,8 +132,8 @@ class R2D2(Algorithm):
         cfg = self.cfg
         for policy in (self.policy, self.target):
             draw_noise(policy, self.ctx.rng)
-        following = self.unroll(self.target, batch)[1:]  # [T, B, A]
-        chooser = following
+        next_q = self.unroll(self.target, batch)[1:]  # [T, B, A]
+        chooser = next_q
         if cfg.double and cfg.head.noisy:
             with torch.no_grad():
                 chooser = self.unroll(self.policy, batch)[1:]
@@ -145,17 +145,17 @@ class R2D2(Algorithm):
         valid = rows.valid  # [T, B]
         with torch.no_grad():
             best = chooser.argmax(-1, keepdim=True)
-            value = self.unscaled(cfg, following.gather(-1, best).squeeze(-1))
+            next_value = self.unscaled(cfg, next_q.gather(-1, best).squeeze(-1))
             reward = clip_reward(rows.reward, cfg.reward_clip)
             target = self.scaled(
-                cfg, n_step_return(reward, rows.terminated, valid, value, cfg.discount, cfg.n_steps[0])
+                cfg, n_step_return(reward, rows.terminated, valid, next_value, cfg.discount, cfg.n_steps[0])
             )
-        taken = q[:-1].gather(-1, rows.action.unsqueeze(-1)).squeeze(-1)  # [T, B]
-        td_error = (target - taken).masked_fill(~valid, 0.0)
+        q_taken = q[:-1].gather(-1, rows.action.unsqueeze(-1)).squeeze(-1)  # [T, B]
+        td_error = (target - q_taken).masked_fill(~valid, 0.0)
         mean = self.mean_over(valid)
         loss = mean(batch.weight * huber(td_error, cfg.huber_delta))
         error = td_error.detach()
-        return loss, self.priority(cfg, error, valid), {"loss": loss, "td_error": mean(error.abs()), "q": mean(taken)}
+        return loss, self.priority(cfg, error, valid), {"loss": loss, "td_error": mean(error.abs()), "q": mean(q_taken)}
 
     def unroll(self, policy: QPolicy, batch: Batch) -> Tensor:
         """Returns values [T + 1, B, A] of the rows after burn-in, which only brings the recurrent state up to date."""
@@ -171,8 +171,10 @@ class R2D2(Algorithm):
     @staticmethod
     def priority(cfg: Config, td_error: Tensor, valid: Tensor) -> Tensor:
         """Returns eta max |error| + (1 - eta) mean |error| of live rows [B] (section 2.3)."""
-        size = td_error.abs().masked_fill(~valid, 0.0)
-        return cfg.priority_eta * size.max(0).values + (1 - cfg.priority_eta) * size.sum(0) / valid.sum(0).clamp(min=1)
+        abs_td_error = td_error.abs().masked_fill(~valid, 0.0)
+        return cfg.priority_eta * abs_td_error.max(0).values + (1 - cfg.priority_eta) * abs_td_error.sum(0) / valid.sum(
+            0
+        ).clamp(min=1)
 
     @staticmethod
     def scaled(cfg: Config, x: Tensor) -> Tensor:
@@ -181,4 +183,5 @@ class R2D2(Algorithm):
 
     @staticmethod
     def unscaled(cfg: Config, x: Tensor) -> Tensor:
+        """Applies the inverse of h, which turns rescaled values into returns."""
         return x if cfg.value_rescaling is None else signed_parabolic(x, cfg.value_rescaling)

@@ -97,12 +97,13 @@ class Rainbow(Algorithm):
         with torch.no_grad():
             draw_noise(policy, self.ctx.rng)
             draw_noise(self.target, self.ctx.rng)
-            best = policy.legal_q(policy.numbers(ends[1:])[0], ends["obs"][1]).argmax(-1)  # double Q-learning
-            target_p = taken(self.target.numbers(ends[1:])[0], best).softmax(-1)
+            best = policy.legal_q(policy.head_outputs(ends[1:])[0], ends["obs"][1]).argmax(-1)  # double Q-learning
+            target_p = taken(self.target.head_outputs(ends[1:])[0], best).softmax(-1)
             target = categorical_projection(target_p, reward, discount, policy.atoms)
             draw_noise(policy, self.ctx.rng)  # independent of the choice above (Fortunato et al. 2018, sec. 3.1)
-        log_p = taken(policy.numbers(ends[:1])[0], batch.action[0]).log_softmax(-1)  # [B, K]
+        log_p = taken(policy.head_outputs(ends[:1])[0], batch.action[0]).log_softmax(-1)  # [B, K]
         cross_entropy = -(target * log_p).sum(-1)
+        # KL(target || prediction) = cross-entropy - entropy of the target
         kl = cross_entropy.detach() - torch.special.entr(target).sum(-1)
         loss = self.mean(batch.weight * cross_entropy)
         q = (log_p.exp() * policy.atoms).sum(-1)

@@ -114,7 +114,7 @@ class SAC(Algorithm):
         """Makes a step of critics, actor and temperature. All gradients use the parameters before this update."""
         rows = transitions(self, batch)
         alpha = self.temperature.alpha
-        (size, critic_shares), (log_prob, actor_shares) = self.ctx.beside(
+        (abs_td_error, critic_shares), (log_prob, actor_shares) = self.ctx.beside(
             lambda: self.learn_critics(rows, alpha),
             lambda: self.learn_actor(rows, alpha),
         )
@@ -124,22 +124,22 @@ class SAC(Algorithm):
             actor=self.actor_optimizer.apply(clock),
             alpha=self.alpha_optimizer.apply(clock),
         )
-        return Update(self.report(shares, steps, {"alpha": alpha}), {"priority": rows.priority(size)})
+        return Update(self.report(shares, steps, {"alpha": alpha}), {"priority": rows.priority(abs_td_error)})
 
     def learn_critics(self, rows: Transitions, alpha: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Differentiates the critics' loss. Returns absolute TD errors [N] and shares of metrics."""
         cfg = self.cfg
         with torch.no_grad():
             features = self.target_critic.features(rows.then)
-            following = self.soft(self.target_critic, features, rows.then, self.target_rng)
-            target = rows.reward + rows.discount * (following.q - alpha * following.log_prob)  # [N], eq. 3 and 5
+            next_soft = self.soft(self.target_critic, features, rows.then, self.target_rng)
+            target = rows.reward + rows.discount * (next_soft.q - alpha * next_soft.log_prob)  # [N], eq. 3 and 5
         q = values_taken(self.critic, self.critic.features(rows.now), self.policy, rows.action)  # [E, N]
         td_error = target - q
         loss = rows.mean(rows.weight * huber(td_error, cfg.huber_delta).sum(0))
         self.critic_optimizer.differentiate(loss + weight_decay(self.critic, self.part(cfg.l2)))
-        size = td_error.detach().abs().mean(0)  # [N]
-        named = {"td_error": size, "q": q.mean(0), "target": target}
-        return size, {"critic_loss": loss, **{name: rows.mean(x) for name, x in named.items()}}
+        abs_td_error = td_error.detach().abs().mean(0)  # [N]
+        named = {"td_error": abs_td_error, "q": q.mean(0), "target": target}
+        return abs_td_error, {"critic_loss": loss, **{name: rows.mean(x) for name, x in named.items()}}
 
     def learn_actor(self, rows: Transitions, alpha: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Differentiates the actor's loss. Returns log pi of its own actions [N] and shares of metrics."""

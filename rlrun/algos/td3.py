@@ -113,17 +113,17 @@ class TD3(Algorithm):
             noise = self.ctx.randn(next_action.shape) * cfg.target_noise
             # eq. 14
             next_action = (next_action + noise.clamp(-cfg.target_noise_clip, cfg.target_noise_clip)).clamp(-1.0, 1.0)
-            following = self.target_critic(rows.then, next_action)[:, :, 0].min(0).values
-            target = rows.reward + rows.discount * following  # [N], eq. 10
+            next_q = self.target_critic(rows.then, next_action)[:, :, 0].min(0).values
+            target = rows.reward + rows.discount * next_q  # [N], eq. 10
 
         q = self.critic(rows.now, self.policy.flat(rows.action))[:, :, 0]  # [E, N]
         td_error = target - q
         critic_loss = rows.mean(rows.weight * huber(td_error, cfg.huber_delta).sum(0))
         critic_steps = self.critic_optimizer.step(critic_loss + weight_decay(self.critic, self.part(cfg.l2)), clock)
-        size = td_error.detach().abs().mean(0)  # [N]
+        abs_td_error = td_error.detach().abs().mean(0)  # [N]
         shares = {
             "critic_loss": critic_loss,
-            "td_error": rows.mean(size),
+            "td_error": rows.mean(abs_td_error),
             "q": rows.mean(q.mean(0)),
             "target": rows.mean(target),
         }
@@ -136,7 +136,7 @@ class TD3(Algorithm):
             )
             shares["actor_loss"] = actor_loss
         steps = step_metrics(critic=critic_steps, actor=actor_steps)
-        return Update(self.report(shares, steps), {"priority": rows.priority(size)})
+        return Update(self.report(shares, steps), {"priority": rows.priority(abs_td_error)})
 
     def actor_loss(self, rows: Transitions) -> Tensor:
         """Returns this learner's share of mean -Q [] of the policy's own actions. Only the actor gets a gradient."""

@@ -121,7 +121,7 @@ class TQC(Algorithm):
         """Makes a step of critics, actor and temperature. All gradients use the parameters before this update."""
         rows = transitions(self, batch)
         alpha = self.temperature.alpha
-        (size, critic_shares), (log_prob, actor_shares) = self.ctx.beside(
+        (abs_td_error, critic_shares), (log_prob, actor_shares) = self.ctx.beside(
             lambda: self.learn_critics(rows, alpha),
             lambda: self.learn_actor(rows, alpha),
         )
@@ -131,7 +131,7 @@ class TQC(Algorithm):
             actor=self.actor_optimizer.apply(clock),
             alpha=self.alpha_optimizer.apply(clock),
         )
-        return Update(self.report(shares, steps, {"alpha": alpha}), {"priority": rows.priority(size)})
+        return Update(self.report(shares, steps, {"alpha": alpha}), {"priority": rows.priority(abs_td_error)})
 
     def learn_critics(self, rows: Transitions, alpha: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Differentiates the critics' loss. Returns absolute TD errors [N] and shares of metrics."""
@@ -153,9 +153,9 @@ class TQC(Algorithm):
         loss = rows.mean(rows.weight * losses.sum(0))
         self.critic_optimizer.differentiate(loss + weight_decay(self.critic, self.part(cfg.l2)))
         q = quantile.detach().mean((0, 2))  # [N]
-        size = (target.mean(-1) - q).abs()
-        named = {"td_error": size, "q": q, "target": target.mean(-1)}
-        return size, {"critic_loss": loss, **{name: rows.mean(x) for name, x in named.items()}}
+        abs_td_error = (target.mean(-1) - q).abs()
+        named = {"td_error": abs_td_error, "q": q, "target": target.mean(-1)}
+        return abs_td_error, {"critic_loss": loss, **{name: rows.mean(x) for name, x in named.items()}}
 
     def learn_actor(self, rows: Transitions, alpha: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Differentiates the actor's loss. Returns log pi of its own actions [N] and shares of metrics."""

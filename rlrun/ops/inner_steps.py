@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.func import grad
 
 
-def descended(
+def gradient_descent(
     loss: Callable[[Tensor, Any], tuple[Tensor, Any]],
     vector: Tensor,
     rounds: Iterable[Any],
@@ -17,14 +17,17 @@ def descended(
     first_order: bool = False,
     prepare: Callable[[Tensor, Any], Any] | None = None,
 ) -> tuple[Tensor, list[Any]]:
-    """Parameters [P] after one step of gradient descent on each round's data, from `vector`, and what the loss told
-    besides (Finn et al. 2017, arXiv:1703.03400, algorithm 1, line 6).
+    """Makes one step of gradient descent on each round's data, vector <- vector - lr * gradient, beginning at `vector`.
 
-    loss(vector, data) returns a number [] and anything else. The result can be differentiated by `vector`, with second
-    derivatives of the loss, or with first_order as if the steps' gradients were constants.
+    Source: Finn et al. 2017, arXiv:1703.03400, algorithm 1, line 6.
 
-    prepare(vector, data): what the loss is to see of the data when a step begins. To the step's gradient it is a
-    constant, but the result can be differentiated through it."""
+    Returns the parameters [P] after the last step, and for each step what the loss returned beside its number. The
+    parameters can be differentiated by `vector`. This uses second derivatives of the loss or, with first_order, treats
+    the gradients of the steps as constants.
+
+    Args: loss(vector, data) returns a number [] and anything else. prepare(vector, data), where given, changes the data
+    when a step begins. The step's own gradient takes the prepared data for constants, but the result can be
+    differentiated through them."""
     told = []
     for data in rounds:
         data = data if prepare is None else prepare(vector, data)

@@ -98,8 +98,10 @@ class QPolicy(FiltersObservations, Policy):
         outputs, after = self.outputs(obs, is_first, state)
         return self.legal_q(outputs, obs), after
 
-    def numbers(self, rows: Batch) -> Tensor:
-        """Returns outputs [T, B, A, K] of rows with obs and is_first [T, B, ...], without memory."""
+    def head_outputs(self, rows: Batch) -> Tensor:
+        """Returns what the head predicts of each action [T, B, A, K], such as the logits of K atoms or K quantiles.
+
+        rows have obs and is_first [T, B, ...]; the network has no memory."""
         return self.outputs(rows["obs"], rows["is_first"], Batch())[0]
 
     def values(self, rows: Batch) -> Tensor:

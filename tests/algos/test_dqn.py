@@ -171,7 +171,7 @@ def test_categorical_targets_by_hand(typed, algo, double):
     another_target(made)
     batch = transitions()
     with torch.no_grad():
-        logits, other = made.policy.numbers(batch), made.target.numbers(batch)[1]
+        logits, other = made.policy.head_outputs(batch), made.target.head_outputs(batch)[1]
     atoms = torch.linspace(-4, 4, 5)
     online, own = ((x.softmax(-1) * atoms).sum(-1).argmax(-1) for x in (logits[1], other))
     assert (online != own).any(), "or double would not show"
@@ -314,7 +314,7 @@ def test_quantiles_of_a_certain_return_come_together(typed):
         for number in range(800):
             made.update(batch, Clock(0, number))
         with torch.no_grad():
-            quantile = made.policy.numbers(batch)[0][torch.arange(3), batch.action[0]]
+            quantile = made.policy.head_outputs(batch)[0][torch.arange(3), batch.action[0]]
         torch.testing.assert_close(
             quantile, torch.tensor([1.0, 2.0, 3.0])[:, None].expand_as(quantile), atol=0.15, rtol=0
         )

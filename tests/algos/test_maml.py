@@ -19,7 +19,7 @@ from rlrun.core.batch import nested, stack_columns
 from rlrun.core.errors import UserError
 from rlrun.core.schedule import Clock
 from rlrun.models.per_column import plain, vector_of, with_vector
-from rlrun.ops.inner_steps import descended
+from rlrun.ops.inner_steps import gradient_descent
 from rlrun.ops.linear_baseline import features, fitted, rows_since_start
 from rlrun.samplers.local import LocalSampler
 
@@ -261,7 +261,7 @@ def test_a_quadratic_loss_has_its_gradient_in_closed_form():
 
     theta = torch.tensor([2.0], dtype=torch.float64, requires_grad=True)
     for first_order, factor in ((False, (1 - lr * a) ** 2), (True, 1 - lr * a)):
-        after, _ = descended(loss, theta, [None], lr, first_order)
+        after, _ = gradient_descent(loss, theta, [None], lr, first_order)
         assert float(after.detach()) == pytest.approx(b + (1 - lr * a) * (2.0 - b))
         made = torch.autograd.grad(loss(after, None)[0], theta)[0]
         assert float(made) == pytest.approx(a * factor * (2.0 - b))
@@ -439,7 +439,7 @@ def test_a_sine_is_learnt_from_five_points():
 
     def after(x, y, steps):
         """The error on a task's last points after steps on its first ones."""
-        vector, _ = descended(lambda *given: error(net, *given), theta, [(x[0], y[0])] * steps, inner_lr)
+        vector, _ = gradient_descent(lambda *given: error(net, *given), theta, [(x[0], y[0])] * steps, inner_lr)
         return error(net, vector, (x[1], y[1]))[0]
 
     for _ in range(updates):

@@ -592,7 +592,7 @@ def test_discrete_cql_leaves_illegal_actions_out():
     batch = Batch(obs=obs, is_first=torch.zeros(2, count, dtype=torch.bool), action=torch.zeros(1, count, dtype=torch.long), reward=flat,
                   terminated=flat.bool(), valid=~flat.bool(), weight=torch.ones(count), key=torch.arange(count))  # fmt: skip
     _, _, shares = made.loss(batch)
-    q = made.policy.numbers(Batch(obs=obs[:1], is_first=batch.is_first[:1]))[0, :, :, 0]
+    q = made.policy.head_outputs(Batch(obs=obs[:1], is_first=batch.is_first[:1]))[0, :, :, 0]
     torch.testing.assert_close(shares["gap"], (q[:, :3].exp().sum(-1).log() - q[:, 0]).mean())
 
 
