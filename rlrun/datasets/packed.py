@@ -1,8 +1,8 @@
 """Arrays that RLlib packed into text or bytes. What others would unpickle is parsed here, and nothing is ever executed.
 
 RLlib packs a column as base64 text of an LZ4 frame around a pickle. A pickle is a program. pickletools reads its
-instructions without running them, and exactly one program is accepted: the one with which NumPy writes an array whose
-memory is contiguous. From it come the numbers, their dtype and their shape. Episodes are packed with MessagePack, which
+instructions without running them, and exactly two programs are accepted: those with which NumPy writes an array. From
+them come the numbers, their dtype and their shape. Episodes are packed with MessagePack, which
 holds data alone; an array of Python objects in it, which is a pickle again, is not looked into.
 """
 
@@ -29,6 +29,7 @@ AGAIN = "write it again with compress_columns: [] (output_compress_columns in ne
 SILENT = ("PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT")
 BYTES = {"BYTEARRAY8": 9, "SHORT_BINBYTES": 2, "BINBYTES": 5, "BINBYTES8": 9}  # how long each is before its bytes
 TEXT = ("SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8")
+GET = ("BINGET", "LONG_BINGET")
 WHOLE = ("BININT", "BININT1", "BININT2", "LONG1")
 ANY = object()
 
@@ -80,7 +81,7 @@ _known: dict[int, _Known] = {}  # by the length of the program: a file packs row
 
 
 def array_of(program: bytes) -> np.ndarray:
-    """The array that a pickle would make if it is the program with which NumPy writes one. Raises ValueError for any
+    """The array that a pickle would make if it is a program with which NumPy writes one. Raises ValueError for any
     other program."""
     known = _known.get(len(program))
     if known is None or not (program.startswith(known.head) and program.endswith(known.tail)):
@@ -119,10 +120,17 @@ class _Program:
         self.steps = iter(steps)
 
     def known(self, program: bytes) -> _Known:
+        """Reads the whole program, whose first text is the module of the function that it would call."""
+        module = self._take(*TEXT).arg
+        if module in ("numpy.core.numeric", "numpy._core.numeric"):
+            return self._from_buffer(program)
+        if module in ("numpy.core.multiarray", "numpy._core.multiarray"):
+            return self._reconstructed(program)
+        raise _refusal()
+
+    def _from_buffer(self, program: bytes) -> _Known:
         """numpy.core.numeric._frombuffer(data, dtype, shape, order), as NumPy writes it with protocol 5. NumPy 2.3 and
         newer write arrays with other orders of their axes as (data, dtype, shape, "K", axes)."""
-        if self._take(*TEXT).arg not in ("numpy.core.numeric", "numpy._core.numeric"):
-            raise _refusal()
         self._take(*TEXT, value="_frombuffer")
         self._take("STACK_GLOBAL")
         self._take("MARK")
@@ -136,13 +144,44 @@ class _Program:
                 raise _refusal()
         for name in ("TUPLE", "REDUCE", "STOP"):
             self._take(name)
+        return self._checked(program, data, dtype, shape, order, axes)
+
+    def _reconstructed(self, program: bytes) -> _Known:
+        """numpy.core.multiarray._reconstruct(ndarray, (0,), b"b") with the state (1, shape, dtype, is_fortran, data).
+        NumPy writes it with protocol 4, which is RLlib's with Python 3.7 and older, and NumPy before 2.3 writes arrays
+        with other orders of their axes so."""
+        self._take(*TEXT, value="_reconstruct")
+        self._take("STACK_GLOBAL")
+        self._take(*TEXT, value="numpy")
+        self._take(*TEXT, value="ndarray")
+        self._take("STACK_GLOBAL")
+        self._take(*WHOLE, value=0)
+        self._take("TUPLE1")
+        self._take(*BYTES, value=b"b")
+        for name in ("TUPLE3", "REDUCE", "MARK"):
+            self._take(name)
+        self._take(*WHOLE, value=1)
+        shape = self._shape()
+        dtype = self._dtype(*GET, value=3)  # the text "numpy" was the fourth thing that was kept
+        order = "F" if self._take("NEWFALSE", "NEWTRUE").name == "NEWTRUE" else "C"
+        data = self._take(*BYTES)
+        for name in ("TUPLE", "BUILD", "STOP"):
+            self._take(name)
+        return self._checked(program, data, dtype, shape, order, None)
+
+    @staticmethod
+    def _checked(
+        program: bytes, data: _Step, dtype: np.dtype, shape: tuple[int, ...], order: Any, axes: tuple[int, ...] | None
+    ) -> _Known:
+        """Parts a program at its data, whose length must be that of such an array."""
         if order not in ("C", "F") or math.prod(shape) * dtype.itemsize != len(data.arg):
             raise ValueError(f"says that {len(data.arg)} bytes are an array {list(shape)} of {dtype}")
         start = data.at + BYTES[data.name]
         return _Known(program[:start], program[start + len(data.arg) :], dtype, shape, order, axes)
 
-    def _dtype(self) -> np.dtype:
-        self._take(*TEXT, value="numpy")
+    def _dtype(self, *names: str, value: Any = "numpy") -> np.dtype:
+        """names, value: the instruction that brings the text "numpy" and its argument; none: the text itself."""
+        self._take(*(names or TEXT), value=value)
         self._take(*TEXT, value="dtype")
         self._take("STACK_GLOBAL")
         kind = self._take(*TEXT).arg

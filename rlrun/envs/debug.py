@@ -366,6 +366,8 @@ _POSITIONS = [0, 2]  # indices of the cart position and the pole angle
 class StatelessCartPole(gymnasium.ObservationWrapper):
     """CartPole without velocities (RLlib's StatelessCartPole)."""
 
+    metadata = CartPoleEnv.metadata  # Gymnasium 1.3 looks at the class, where a wrapper has a property
+
     def __init__(self, **kwargs):
         super().__init__(CartPoleEnv(**kwargs))
         full = self.env.observation_space

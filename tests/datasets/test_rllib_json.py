@@ -450,15 +450,21 @@ def attacks(path):
     honest = pickle.dumps(np.zeros((3, 4), dtype=np.float32), protocol=5)
     yield honest + pickle.dumps(attack, protocol=5)  # a second program behind the array
     yield pickle.dumps(attack, protocol=5)[:-1] + b"0" + honest  # and one before it
+    older = pickle.dumps(np.zeros((3, 4), dtype=np.float32), protocol=4)
     for old, new in (
         (b"numpy.core.numeric", b"os"),
         (b"numpy._core.numeric", b"os"),
+        (b"numpy.core.multiarray", b"os"),
+        (b"numpy._core.multiarray", b"os"),
         (b"_frombuffer", b"system"),
+        (b"_reconstruct", b"system"),
+        (b"ndarray", b"chararray"),
         (b"\x8c\x05dtype", b"\x8c\x05array"),
     ):
-        if old in honest:
-            changed = honest.replace(bytes([len(old)]) + old, bytes([len(new)]) + new)
-            yield changed if changed != honest else honest.replace(old, new)
+        for program in (honest, older):
+            if old in program:
+                changed = program.replace(bytes([len(old)]) + old, bytes([len(new)]) + new)
+                yield changed if changed != program else program.replace(old, new)
 
 
 def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(tmp_path):
@@ -471,7 +477,7 @@ def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(tmp_path):
         data = {"type": "SampleBatch", **plain(episode(3)), "obs": packed_program(program)}
         refused(write(tmp_path / f"set{i}", json.dumps(data) + "\n"), "line 1: obs", "holds")
         assert not target.exists(), program
-    assert len(programs) >= 10
+    assert len(programs) >= 14
 
 
 def test_arrays_of_anything_but_numbers_are_refused():
@@ -503,15 +509,27 @@ def test_shapes_that_do_not_fit_the_bytes_are_refused():
     assert array_of(honest).shape == (2, 3)
 
 
+@pytest.mark.parametrize("protocol", [4, 5])
 @pytest.mark.parametrize("axes", [(0, 1, 2, 3), (3, 2, 1, 0), (0, 2, 3, 1), (1, 0, 2, 3)])
-def test_arrays_may_have_their_axes_in_any_order(axes):
+def test_arrays_may_have_their_axes_in_any_order(axes, protocol):
     numbers = np.arange(120, dtype=np.int16).reshape(2, 3, 4, 5).transpose(axes)
     for _ in range(2):  # the second time, the program is known
-        np.testing.assert_array_equal(array_of(pickle.dumps(numbers, protocol=5)), numbers)
+        np.testing.assert_array_equal(array_of(pickle.dumps(numbers, protocol=protocol)), numbers)
 
 
-def test_an_accepted_program_does_not_vouch_for_another_of_its_length():
-    honest = pickle.dumps(np.arange(6, dtype=np.float32), protocol=5)
+@pytest.mark.parametrize("module", [b"numpy.core.multiarray", b"numpy._core.multiarray"])
+@pytest.mark.parametrize("array", [np.zeros((), bool), np.arange(3.0), np.zeros((0, 4), np.uint8), np.ones((300, 2), ">f4")])
+def test_arrays_of_old_pythons_and_numpys_are_read(array, module):
+    written = pickle.dumps(array, protocol=4)
+    own = next(name for name in (b"numpy._core.multiarray", b"numpy.core.multiarray") if name in written)
+    program = written.replace(bytes([len(own)]) + own, bytes([len(module)]) + module)  # the frame's length is not looked at
+    made = array_of(program)
+    assert made.dtype == array.dtype and made.shape == array.shape and made.tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("protocol", [4, 5])
+def test_an_accepted_program_does_not_vouch_for_another_of_its_length(protocol):
+    honest = pickle.dumps(np.arange(6, dtype=np.float32), protocol=protocol)
     assert array_of(honest).tolist() == list(range(6))
     for at in range(len(honest)):
         changed = bytearray(honest)
