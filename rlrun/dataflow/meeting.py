@@ -46,6 +46,13 @@ def serve(address: str, world: int, timeout_sec: float) -> dist.TCPStore:
 
     Raises RunFailed where this machine has no such address."""
     try:
+        return _serve(address, world, timeout_sec)
+    except NotImplementedError:  # the libuv server of older PyTorch takes no socket; its other server does
+        return _serve(address, world, timeout_sec, use_libuv=False)
+
+
+def _serve(address: str, world: int, timeout_sec: float, **more: bool) -> dist.TCPStore:
+    try:
         family, *_, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
         listener = socket.create_server(place[:2], family=family, backlog=4 * world)
     except OSError as error:
@@ -58,6 +65,7 @@ def serve(address: str, world: int, timeout_sec: float) -> dist.TCPStore:
         timeout=timedelta(seconds=timeout_sec),
         wait_for_workers=False,
         master_listen_fd=listener.detach(),  # the store closes it
+        **more,
     )
 
 
