@@ -275,8 +275,8 @@ def program(trained: Trained) -> torch.export.ExportedProgram:
     with torch.no_grad(), warnings.catch_warnings():
         # PyTorch warns of the list in which its own LSTM keeps its weights, which changes nothing here.
         warnings.filterwarnings("ignore", message="The tensor attributes? .*_flat_weights", category=UserWarning)
-        try:  # PyTorch before 2.8 would otherwise read the Python code, and would never end at Batch
-            return torch.export.export(Exported(trained).eval(), inputs, dynamic_shapes=dynamic, strict=False)
+        try:
+            return torch.export.export(Exported(trained).eval(), inputs, dynamic_shapes=dynamic)
         except Exception as error:  # PyTorch raises many kinds of exceptions here
             raise RunFailed(
                 f"torch.export cannot trace this policy: {(str(error).splitlines() or [type(error).__name__])[0]}"
