@@ -87,9 +87,11 @@ def main(words: list[str]) -> int:
     if name in sections():
         print(f"{name}.<option>=<value>\n\n{sections()[name]}")
         return 0
-    name = algo
-    if name not in options("algo"):
-        return where(name)
+    return algorithm(algo) if algo in options("algo") else where(algo)
+
+
+def algorithm(name: str) -> int:
+    """Prints what an algorithm is, all its options with their comments, and what other libraries call them."""
     print(docstring(name))
     for base in base_options(name):
         if base.startswith("algo/"):

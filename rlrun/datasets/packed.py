@@ -135,6 +135,7 @@ class _Program:
         self._take("STACK_GLOBAL")
         self._take("MARK")
         data = self._take(*BYTES)
+        self._take(*TEXT, value="numpy")
         dtype = self._dtype()
         shape = self._shape()
         order, axes = self._take(*TEXT).arg, None
@@ -162,7 +163,8 @@ class _Program:
             self._take(name)
         self._take(*WHOLE, value=1)
         shape = self._shape()
-        dtype = self._dtype(*GET, value=3)  # the text "numpy" was the fourth thing that was kept
+        self._take(*GET, value=3)  # the text "numpy", which was the fourth thing that was kept
+        dtype = self._dtype()
         order = "F" if self._take("NEWFALSE", "NEWTRUE").name == "NEWTRUE" else "C"
         data = self._take(*BYTES)
         for name in ("TUPLE", "BUILD", "STOP"):
@@ -179,9 +181,8 @@ class _Program:
         start = data.at + BYTES[data.name]
         return _Known(program[:start], program[start + len(data.arg) :], dtype, shape, order, axes)
 
-    def _dtype(self, *names: str, value: Any = "numpy") -> np.dtype:
-        """names, value: the instruction that brings the text "numpy" and its argument; none: the text itself."""
-        self._take(*(names or TEXT), value=value)
+    def _dtype(self) -> np.dtype:
+        """The dtype whose instructions follow the text "numpy"."""
         self._take(*TEXT, value="dtype")
         self._take("STACK_GLOBAL")
         kind = self._take(*TEXT).arg

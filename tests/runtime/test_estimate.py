@@ -530,9 +530,9 @@ def test_12_dr_with_the_solved_values_of_a_deterministic_chain_has_no_spread():
     assert float(made_of.each.std()) < 1e-6 and float(made_of.value) == pytest.approx(value_of(policy), abs=1e-5)
 
 
-def test_the_network_goes_on_at_a_time_limit_and_not_at_the_end():
-    """One state that pays 1 for ever, cut after 3 steps: with truncation the value is 1 / (1 - 0.9), and with a real end it is that of the steps left."""
-    rows = PlayedRows(
+def three_steps_of_one_state() -> PlayedRows:
+    """A state that pays 1 for ever, cut after 3 steps."""
+    return PlayedRows(
         obs=Batch(observation=torch.ones(4, 4)),
         action=torch.zeros(4, dtype=torch.int64),
         reward=torch.tensor([1.0, 1.0, 1.0, math.nan]),
@@ -540,6 +540,11 @@ def test_the_network_goes_on_at_a_time_limit_and_not_at_the_end():
         step=torch.arange(3),
         policy=torch.tensor([[1.0, 0.0]]).expand(4, 2),
     )
+
+
+def test_the_network_goes_on_at_a_time_limit_and_not_at_the_end():
+    """One state that pays 1 for ever, cut after 3 steps: with truncation the value is 1 / (1 - 0.9), and with a real end it is that of the steps left."""
+    rows = three_steps_of_one_state()
     _, model = made("ppo", CHAIN)
     cfg = FittedQConfig(updates=1500, batch_size=16, lr=5e-2, hidden=(), target_tau=0.1, clip=True)
     rng = torch.Generator().manual_seed(0)
@@ -616,14 +621,7 @@ def test_targets_are_clipped_to_what_returns_can_be():
         def value(self, rows, index):
             return torch.full(index.shape, 1e3)
 
-    rows = PlayedRows(
-        obs=Batch(observation=torch.ones(4, 4)),
-        action=torch.zeros(4, dtype=torch.int64),
-        reward=torch.tensor([1.0, 1.0, 1.0, math.nan]),
-        terminated=torch.zeros(4, dtype=torch.bool),
-        step=torch.arange(3),
-        policy=torch.tensor([[1.0, 0.0]]).expand(4, 2),
-    )
+    rows = three_steps_of_one_state()
     _, model = made("ppo", CHAIN)
     cfg = FittedQConfig(updates=100, batch_size=8, lr=0.1, hidden=(), target_tau=1.0, clip=True)
     fitted = Boasting(CHAIN, Model(model), cfg, rows, 0.5, torch.Generator().manual_seed(0))
