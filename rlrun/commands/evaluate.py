@@ -82,7 +82,7 @@ def main(words: list[str]) -> int:
     if flag is not None:
         option = flag.lstrip("-").partition("=")[0]
         how = f": options are key=value, as in {option}=..." if option in OPTIONS else ""
-        raise UserError(f"{flag} is no flag of evaluate{how}; rlrun evaluate --help lists them")
+        raise UserError(f"{flag} is not a flag of evaluate{how}; rlrun evaluate --help lists them")
     names = [word for word in words if ("=" not in word or os.path.isdir(word)) and not word.startswith("-")]
     rest = words
     if len(names) > 1:

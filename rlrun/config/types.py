@@ -318,7 +318,7 @@ def parse_assignments(words: list[str]) -> dict[str, Any]:
         key, equals, value = word.partition("=")
         if not equals or not key:
             if word.startswith("--"):
-                raise UserError(f"{word} is no flag here: options are key=value, as in {word.lstrip('-')}=...")
+                raise UserError(f"{word} is not a flag here: options are key=value, as in {word.lstrip('-')}=...")
             raise UserError(f"{word!r} is not of the form key=value")
         refuse_empty(word)
         if key in made:

@@ -108,7 +108,7 @@ def write_atomically(path: Path, text: str | bytes | Iterable[bytes], folder: Pa
     descriptor, temporary = tempfile.mkstemp(dir=folder or path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
-            if isinstance(text, str):  # a path in it may have bytes that are no UTF-8, which become themselves again
+            if isinstance(text, str):  # a path in it may have bytes that are not UTF-8, and they are written unchanged
                 text = text.encode(errors="surrogateescape")
             parts = [text] if isinstance(text, bytes) else text
             file.writelines(parts)

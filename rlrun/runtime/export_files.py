@@ -68,7 +68,7 @@ def staged(folder: Path) -> Iterator[Path]:
         str(folder.absolute()).encode()
     except UnicodeEncodeError:  # PyTorch would abort this process
         shown = str(folder.absolute()).encode(errors="replace").decode()
-        raise UserError(f"PyTorch cannot write to {shown}, whose name is no UTF-8: rename that folder") from None
+        raise UserError(f"PyTorch cannot write to {shown}, whose name is not valid UTF-8: rename that folder") from None
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         made = tempfile.TemporaryDirectory(prefix=".export-", dir=folder)

@@ -163,7 +163,7 @@ BAD = [
     (["train", "-sc", "query=bash", *CARTPOLE[1:]], "-sc is not a flag here"),
     (["report", "a", "out=b.html"], "out=b.html: --out is a flag here, so write --out b.html"),
     (["report", "a", "--html"], "There is no flag --html here. Did you mean --out? There is --out."),
-    (["doctor", "--window"], "--window is no flag here: options are key=value, as in window=..."),
+    (["doctor", "--window"], "--window is not a flag here: options are key=value, as in window=..."),
     (["doctor", "fps=3"], "There is no option fps. There is runs_root."),
     (["list", "games"], "There is no list of 'games'. Did you mean envs?"),
     (["compare", "a", "a", "--foo"], "There is no flag --foo here. This command takes no flags."),

@@ -432,6 +432,6 @@ def test_the_onnx_file_s_names_and_recipe_are_those_that_are_told(case, tmp_path
 
 def test_a_folder_whose_name_is_no_utf_8_is_refused(tmp_path):
     """PyTorch would abort the process."""
-    with pytest.raises(UserError, match="whose name is no UTF-8: rename that folder"), staged(tmp_path / "l\udce4ufe"):
+    with pytest.raises(UserError, match="whose name is not valid UTF-8: rename that folder"), staged(tmp_path / "l\udce4ufe"):
         pass
     assert not list(tmp_path.iterdir())

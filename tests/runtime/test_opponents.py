@@ -213,7 +213,7 @@ def test_a_player_explores_as_at_its_own_checkpoint(runs):
     (["LEAGUE", "random", "opponent=random"], "opponent is for one run"),
     (["LEAGUE", "LEAGUE/"], "is named twice"),
     (["LEAGUE", "nowhere"], "nowhere is no player"),
-    (["LEAGUE", "--episodes", "3"], "--episodes is no flag of evaluate: options are key=value, as in episodes=..."),
+    (["LEAGUE", "--episodes", "3"], "--episodes is not a flag of evaluate: options are key=value, as in episodes=..."),
     (["LEAGUE", "env.kwargs.n=3"], "env.kwargs.n: a run is played in its own environment"),
     (["LEAGUE", "nowhere:Name"], "cannot import nowhere"),
     (["LEAGUE", "OTHER"], "was trained on MultiAgentCartPole-v0, and cannot play RockPaperScissors-v0"),
